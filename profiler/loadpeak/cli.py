@@ -1,0 +1,62 @@
+"""The root of the command line. Commands come from the entry point group ``loadpeak.commands``.
+
+Only the command that is called is imported. Only :func:`main` prints an error and exits.
+"""
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+import typer
+
+from loadpeak import __version__
+from loadpeak.errors import LoadpeakError
+
+COMMANDS = "loadpeak.commands"
+ORDER = ("run", "runs", "compare", "ab", "report", "whatif", "patch", "serve", "dashboards", "demo")
+"""The order in which ``--help`` lists commands; others follow."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"loadpeak {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    """Records the memory peaks of vLLM startups, compares them, and ships the fix."""
+
+
+def _wanted(arguments: list[str]) -> list[EntryPoint]:
+    """The command that is called, or all of them where none is (``--help``)."""
+    commands = {entry.name: entry for entry in entry_points(group=COMMANDS)}
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if called in commands:
+        return [commands[called]]
+    order = {name: place for place, name in enumerate(ORDER)}
+    return sorted(commands.values(), key=lambda entry: (order.get(entry.name, len(order)), entry.name))
+
+
+def build(arguments: list[str]) -> typer.Typer:
+    """The command line for these arguments: an entry point is a function or a typer app of its own."""
+    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+    app.callback()(_root)
+    for entry in _wanted(arguments):
+        loaded = entry.load()
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=entry.name)
+        else:
+            app.command(name=entry.name)(loaded)
+    return app
+
+
+def main() -> None:
+    """Run the command line; an error of our own is one line on standard error and exit status 2."""
+    try:
+        build(sys.argv[1:])()
+    except LoadpeakError as error:
+        print(f"loadpeak: {error}", file=sys.stderr)
+        sys.exit(2)

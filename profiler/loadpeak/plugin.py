@@ -1,0 +1,43 @@
+"""vLLM calls :func:`register` in each of its processes, through ``vllm.general_plugins``.
+
+It may be called in processes that never load a model and more than once, so it only installs a hook
+that fires where a worker initializes its device. Helpers and servers start from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from loadpeak import settings, vllm_adapter
+from loadpeak.guard import Guard
+
+if TYPE_CHECKING:
+    from loadpeak.session import Session
+    from loadpeak.vllm_adapter import Worker
+
+logger = logging.getLogger("loadpeak")
+
+
+def register() -> None:
+    """Watch every worker that starts in this process, unless ``LOADPEAK_DISABLE=1``."""
+    guard = Guard()
+    guard.call("register", _register, guard)
+
+
+def _register(guard: Guard) -> None:
+    if not settings.load().disabled:
+        vllm_adapter.when_worker_starts(_begin, guard)
+
+
+def _begin(worker: Worker) -> Session:
+    """Start recording a worker."""
+    from loadpeak.recording import Recording
+
+    found = settings.load()
+    for problem in found.problems:
+        logger.warning("loadpeak: %s; the default is used", problem)
+    guard = Guard()
+    recording = Recording(worker, found, guard)
+    guard.on_error = recording.record_hook_error
+    return recording.session

@@ -1,0 +1,158 @@
+"""Set up the recording of one worker: folder, journal, sampler, session and extensions."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.util
+import os
+import platform
+import time
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadpeak import __version__, run_folder, torch_allocator
+from loadpeak.journal import Journal
+from loadpeak.record import FORMAT, Exit, Header, HookError, Line, RankStart
+from loadpeak.sampler.process import SamplerProcess
+from loadpeak.session import Session
+
+if TYPE_CHECKING:
+    from loadpeak.guard import Guard
+    from loadpeak.record import Phase
+    from loadpeak.settings import Settings
+    from loadpeak.vllm_adapter import Worker
+
+EXTENSIONS = "loadpeak.extensions"
+"""Entry point group of functions that are given each :class:`Recording` before its first phase."""
+
+logger = logging.getLogger("loadpeak")
+
+
+class Recording:
+    """The recording of one worker's startup.
+
+    Attributes:
+        worker: the vLLM worker.
+        settings: the settings of this process.
+        guard: counts and swallows our own failures.
+        session: the recorder.
+        folder: the run's folder, or nothing when it cannot be written; fixes then work unrecorded.
+    """
+
+    def __init__(self, worker: Worker, settings: Settings, guard: Guard) -> None:
+        self.worker, self.settings, self.guard = worker, settings, guard
+        self.folder: Path | None = None
+        self._journal: Journal | None = None
+        self._sampler: SamplerProcess | None = None
+        self._lost_said = False
+        allocator = torch_allocator.TorchAllocator()
+        try:
+            self._open()
+        except OSError as error:
+            logger.warning(
+                "loadpeak: nothing is recorded, the run store %s cannot be written (%s); "
+                "set LOADPEAK_HOME to a folder that can",
+                settings.home,
+                error,
+            )
+        self.session = Session(
+            allocator,
+            self.write,
+            self._tell_phase,
+            is_out_of_memory=torch_allocator.is_out_of_memory,
+            guard=guard,
+        )
+        self.session.at_end.append(self._stop_sampler)
+        self.session.after_init_device.append(self._name_device)
+        for extension in entry_points(group=EXTENSIONS):
+            guard.call(f"extension {extension.name}", self._attach, extension)
+        multiprocessing.util.Finalize(None, self._exit, exitpriority=10)
+
+    def _attach(self, extension: EntryPoint) -> None:
+        extension.load()(self)
+
+    def write(self, line: Line) -> None:
+        """Append a line to the journal of this rank."""
+        if self._journal is None:
+            return
+        self._journal.append(line)
+        if self._journal.lost and not self._lost_said:
+            self._lost_said = True
+            logger.warning("loadpeak: lines of the record are lost, %s cannot be written", self._journal.path)
+
+    def _open(self) -> None:
+        now, wall = time.monotonic(), time.time()
+        rank = self.worker.rank
+        folder = run_folder.join(self.settings.home, rank, self._header, self.settings.run_id, wall)
+        self._journal = Journal(run_folder.journal_path(folder, rank))
+        self.folder = folder
+        self.write(
+            RankStart(
+                at_seconds=now,
+                at_wall_seconds=wall,
+                rank=rank,
+                local_rank=self.worker.local_rank,
+                pid=os.getpid(),
+            )
+        )
+        self._sampler = self.guard.call(
+            "sampler",
+            SamplerProcess,
+            run_folder.device_path(folder, rank),
+            rank,
+            self.settings.sample_interval_seconds,
+        )
+
+    def _header(self, run: str) -> Header:
+        return Header(
+            format=FORMAT,
+            run=run,
+            created_at_wall_seconds=time.time(),
+            hostname=platform.node(),
+            loadpeak_version=__version__,
+            variant=self.settings.variant,
+            experiment=self.settings.experiment,
+            torch_version=torch_allocator.torch_version(),
+            alloc_conf=torch_allocator.environment_conf(),
+            release=self.settings.cache_release,
+            split_limit=self.settings.split_limit,
+            boot_id=_read_text("/proc/sys/kernel/random/boot_id"),
+            pid_namespace=_namespace(),
+            **self.worker.facts(),
+        )
+
+    def _tell_phase(self, phase: Phase) -> None:
+        if self._sampler is not None:
+            self.guard.call("sampler", self._sampler.phase, phase)
+
+    def _name_device(self) -> None:
+        if self._sampler is not None:
+            self.guard.call("sampler", self._sampler.device, torch_allocator.TorchAllocator().device_uuid())
+
+    def _stop_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def _exit(self) -> None:
+        if self.session.outcome == "loading":
+            self.write(Exit(at_seconds=time.monotonic()))
+
+    def record_hook_error(self, hook: str, error: BaseException, count: int) -> None:
+        """Write a hook error into the journal."""
+        text = f"{type(error).__name__}: {error}"[:500]
+        self.write(HookError(at_seconds=time.monotonic(), hook=hook, error=text, count=count))
+
+
+def _read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _namespace() -> int | None:
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return None

@@ -1,0 +1,188 @@
+"""The settings table: every environment variable that loadpeak reads, in one place.
+
+The variables come first because a vLLM worker can only be reached through its environment; the
+command line options of ``loadpeak run`` set the same names. Docs and tests read :data:`TABLE`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadpeak.errors import SettingError
+
+
+class Setting(NamedTuple):
+    """One row: name with its unit, default as text, what is accepted, and what it does."""
+
+    name: str
+    field: str
+    default: str
+    expected: str
+    help: str
+    parse: Callable[[str], Any]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of this process, parsed. Fields are described in :data:`TABLE`."""
+
+    disabled: bool
+    home: Path
+    run_id: str | None
+    variant: str
+    experiment: str | None
+    sample_interval_seconds: float
+    cache_release: str
+    split_limit: str
+    port: int | None
+    host: str
+    layers: str
+    problems: tuple[SettingError, ...] = ()
+    """Values that could not be used; their defaults stand in."""
+
+
+def _state_folder() -> str:
+    return os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+
+
+def _flag(text: str) -> bool:
+    return {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}[
+        text.strip().lower()
+    ]
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= 200 or any(c in "/\\\n\0" for c in text) or text.startswith("."):
+        raise ValueError
+    return text
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.001 <= seconds <= 10:
+        raise ValueError
+    return seconds
+
+
+def _port(text: str) -> int | None:
+    if text.lower() == "off":
+        return None
+    port = int(text)
+    if not 1 <= port <= 65535:
+        raise ValueError
+    return port
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    return parse
+
+
+def _optional_name(text: str) -> str | None:
+    return _name(text) if text else None
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting("LOADPEAK_DISABLE", "disabled", "0", "0 or 1", "Installs no hook in vLLM when set to 1.", _flag),
+    Setting(
+        "LOADPEAK_HOME",
+        "home",
+        "$XDG_STATE_HOME/loadpeak or ~/.local/state/loadpeak",
+        "a folder",
+        "Where the records of runs are kept, in the folder `runs`.",
+        lambda text: Path(text or _state_folder() + "/loadpeak").expanduser(),
+    ),
+    Setting(
+        "LOADPEAK_RUN_ID",
+        "run_id",
+        "",
+        "a file name without slashes",
+        "Names the run of the next engine that starts; a time and the engine's id when empty.",
+        _optional_name,
+    ),
+    Setting(
+        "LOADPEAK_VARIANT",
+        "variant",
+        "baseline",
+        "a short name",
+        "What is tried in this run, for example `baseline` or `moe-layer`; a label of every series.",
+        _name,
+    ),
+    Setting(
+        "LOADPEAK_EXPERIMENT",
+        "experiment",
+        "",
+        "a short name",
+        "Groups runs that belong together.",
+        _optional_name,
+    ),
+    Setting(
+        "LOADPEAK_SAMPLE_INTERVAL_SECONDS",
+        "sample_interval_seconds",
+        "0.01",
+        "a number of seconds from 0.001 to 10",
+        "Time between two readings of the device.",
+        _interval,
+    ),
+    Setting(
+        "LOADPEAK_CACHE_RELEASE",
+        "cache_release",
+        "off",
+        "off, moe-layer, layer or threshold:SIZE (for example threshold:2GiB)",
+        "When unused cached blocks are given back to the device while loading.",
+        str,
+    ),
+    Setting(
+        "LOADPEAK_SPLIT_LIMIT",
+        "split_limit",
+        "vllm",
+        "vllm or keep",
+        "`keep` leaves the allocator's own split limit in force while vLLM loads.",
+        str,
+    ),
+    Setting(
+        "LOADPEAK_PORT",
+        "port",
+        "9838",
+        "a port number, or off",
+        "Port of the exporter inside the engine; the next free one is taken when it is in use.",
+        _port,
+    ),
+    Setting(
+        "LOADPEAK_HOST",
+        "host",
+        "127.0.0.1",
+        "an address to listen on",
+        "Address of the exporter inside the engine.",
+        str,
+    ),
+    Setting(
+        "LOADPEAK_LAYERS",
+        "layers",
+        "all",
+        "all, moe or off",
+        "Which layers have series of their own on `/metrics`.",
+        _one_of("all", "moe", "off"),
+    ),
+)
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in an environment; a bad value becomes a problem and its default is used."""
+    values: dict[str, Any] = {}
+    problems: list[SettingError] = []
+    for setting in TABLE:
+        default = "" if setting.field == "home" else setting.default
+        text = environ.get(setting.name) or default
+        try:
+            values[setting.field] = setting.parse(text)
+        except (ValueError, KeyError):
+            problems.append(SettingError(setting.name, text, setting.expected))
+            values[setting.field] = setting.parse(default)
+    return Settings(**values, problems=tuple(problems))
