@@ -48,7 +48,9 @@ class Header(_Struct, frozen=True):
     created_at_wall_seconds: float
     hostname: str
     loadpeak_version: str
-    variant: str = "baseline"
+    variant: str
+    release: str
+    split_limit: str
     experiment: str | None = None
     engine: str | None = None
     engine_version: str | None = None
@@ -61,8 +63,6 @@ class Header(_Struct, frozen=True):
     world_size: int | None = None
     alloc_conf: str | None = None
     """``PYTORCH_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF`` as the process got it."""
-    release: str = "off"
-    split_limit: str = "vllm"
     boot_id: str | None = None
     pid_namespace: int | None = None
 

@@ -74,7 +74,7 @@ def join(
     runs = home / RUNS
     runs.mkdir(parents=True, exist_ok=True)
     probe = make_header(wanted_id or "")
-    suffix = probe.engine_instance or f"{os.getpid():x}"
+    suffix = (probe.engine_instance or f"{os.getpid():x}")[-6:]
     with (runs / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         candidates = [runs / wanted_id] if wanted_id else []

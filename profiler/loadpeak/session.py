@@ -138,7 +138,7 @@ class Session:
             PhaseEnd(
                 at_seconds=now,
                 phase=self.phase,
-                duration_seconds=now - self._phase_started,
+                duration_seconds=round(now - self._phase_started, 6),
                 memory=memory,
                 allocated_peak_bytes=window.allocated,
                 reserved_peak_bytes=window.reserved,
@@ -194,7 +194,7 @@ class Session:
             method=method,
             moe=moe,
             phase=self.phase,
-            duration_seconds=self.clock() - watch.started,
+            duration_seconds=round(self.clock() - watch.started, 6),
             layer=layer,
             layer_done=layer_done,
             before=_current(watch.before),

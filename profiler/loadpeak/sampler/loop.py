@@ -163,7 +163,7 @@ class _Track:
         used = self._read()
         changed = self._fresh or used != self._used
         if self._last_seconds is not None and now - self._last_seconds > self._gap:
-            self._gap = now - self._last_seconds
+            self._gap = round(now - self._last_seconds, 6)
             changed = True
         self._last_seconds = now
         self._used = used
