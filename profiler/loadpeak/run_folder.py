@@ -37,8 +37,9 @@ def command_path(folder: Path) -> Path:
 
 
 def new_run_id(wall_seconds: float, suffix: str) -> str:
-    """A run id that sorts by time, for example ``20261201T084830-1f3a9``."""
-    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(wall_seconds)) + "-" + suffix
+    """A run id that sorts by time, for example ``20261201T084830.125-1f3a9``."""
+    seconds = time.strftime("%Y%m%dT%H%M%S", time.gmtime(wall_seconds))
+    return f"{seconds}.{int(wall_seconds % 1 * 1000):03}-{suffix}"
 
 
 def read_header(folder: Path) -> Header | None:

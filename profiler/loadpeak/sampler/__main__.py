@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from loadpeak.journal import Journal
-from loadpeak.record import Device, SamplerStart
+from loadpeak.record import Device, SamplerStart, SamplerWarning
 from loadpeak.sampler.devices import Nvml, Source, resident
 from loadpeak.sampler.loop import Loop
 
@@ -96,14 +96,20 @@ def main(path: str, rank: str, pid: str, interval: str) -> None:
             pid=os.getpid(),
         )
     )
-    Loop(
+    loop = Loop(
         ParentRank(int(pid)),
         RealDevices(int(pid)),
         journal.append,
         time.monotonic,
         time.sleep,
         float(interval),
-    ).run()
+    )
+    try:
+        loop.run()
+    except Exception as error:
+        text = f"the sampler failed: {type(error).__name__}: {error}"
+        journal.append(SamplerWarning(at_seconds=time.monotonic(), message=text))
+        raise
 
 
 if __name__ == "__main__":

@@ -83,8 +83,9 @@ class Loop:
                 self._assume()
                 self._write(RankEnd(at_seconds=self._clock(), exit_code=exit_code, signal=signal))
                 return
-            due = max(due + self._interval, self._clock())
-            self._sleep(due - self._clock())
+            now = self._clock()
+            due = max(due + self._interval, now)
+            self._sleep(due - now)
 
     def _obey(self, order: str, argument: str) -> None:
         if order == "stop":

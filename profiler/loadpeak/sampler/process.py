@@ -56,7 +56,12 @@ class SamplerProcess:
         """The startup is over; the sampler takes a last sample and ends."""
         with contextlib.suppress(ChildProcessError):
             self._tell("stop ")
-        threading.Thread(target=self._process.wait, name="loadpeak-reap", daemon=True).start()
+        threading.Thread(target=self._reap, name="loadpeak-reap", daemon=True).start()
+
+    def _reap(self) -> None:
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _tell(self, order: str) -> None:
         code = self._process.poll()
