@@ -30,11 +30,13 @@ def _register(guard: Guard) -> None:
         vllm_adapter.when_worker_starts(_begin, guard)
 
 
-def _begin(worker: Worker) -> Session:
-    """Start recording a worker."""
+def _begin(worker: Worker) -> Session | None:
+    """Start recording a worker, unless the environment has come to say no since the process began."""
     from loadpeak.recording import Recording
 
     found = settings.load()
+    if found.disabled:
+        return None
     for problem in found.problems:
         logger.warning("loadpeak: %s; the default is used", problem)
     guard = Guard()

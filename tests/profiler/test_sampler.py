@@ -299,7 +299,8 @@ def test_sampler_sees_memory_while_the_interpreter_lock_is_held(
     """A regular expression that backtracks holds the lock for its whole run."""
     path = tmp_path / "device-0.jsonl"
     process = rank(
-        "import re\ntime.sleep(0.3)\nblob = bytearray(64 << 20)\nre.match(r'(a+)+$', 'a' * 25 + 'b')\nsampler.stop()"
+        "import re\ntime.sleep(0.3)\nblob = bytearray(64 << 20)\n"
+        "re.match(r'(a+)+$', 'a' * 25 + 'b')\nsampler.stop()"
     )
     assert process.wait(60) == 0
     gap = samples(path)[-1].gap_seconds
