@@ -50,7 +50,7 @@ def attach(recording: Recording) -> None:
     try:
         policy = policies.parse(text)
     except SettingError as error:
-        logger.error("loadpeak: %s; the engine starts with off", error)
+        logger.error("%s; the engine starts with off", error)
         session.fix("release", text, active=False, detail=str(error))
         return
     if policy.name == "off":
@@ -61,7 +61,7 @@ def attach(recording: Recording) -> None:
         if obstacle is None:
             CacheRelease(session, policy).apply()
         else:
-            logger.warning("loadpeak: the cache release %s is inactive: %s", text, obstacle)
+            logger.warning("the cache release %s is inactive: %s", text, obstacle)
         session.fix("release", text, active=obstacle is None, detail=obstacle or "")
 
     session.after_init_device.append(activate)

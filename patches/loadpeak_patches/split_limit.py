@@ -40,7 +40,7 @@ def attach(recording: Recording) -> None:
     try:
         keep = parse(text)
     except SettingError as error:
-        logger.error("loadpeak: %s; the engine starts with vllm", error)
+        logger.error("%s; the engine starts with vllm", error)
         session.fix("split_limit", text, active=False, detail=str(error))
         return
     if not keep:
@@ -55,7 +55,7 @@ def attach(recording: Recording) -> None:
         else:
             session.at_end.append(worker.restore_split_limit)
         if obstacle is not None:
-            logger.warning("loadpeak: the split limit setting keep is inactive: %s", obstacle)
+            logger.warning("the split limit setting keep is inactive: %s", obstacle)
         session.fix("split_limit", text, active=obstacle is None, detail=obstacle or "")
 
     session.after_init_device.append(activate)

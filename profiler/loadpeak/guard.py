@@ -36,7 +36,7 @@ class Guard:
         if hook not in self._said:
             self._said.add(hook)
             logger.warning(
-                "loadpeak: the hook %s failed (%s: %s); the engine goes on without it",
+                "the hook %s failed (%s: %s); the engine goes on without it",
                 hook,
                 type(error).__name__,
                 error,
@@ -44,4 +44,4 @@ class Guard:
         try:
             self.on_error(hook, error, self.errors)
         except Exception:
-            logger.debug("loadpeak: a hook error could not be recorded", exc_info=True)
+            logger.debug("a hook error could not be recorded", exc_info=True)

@@ -34,12 +34,22 @@ def _begin(worker: Worker) -> Session | None:
     """Start recording a worker, unless the environment has come to say no since the process began."""
     from loadpeak.recording import Recording
 
+    _log_to_standard_error()
     found = settings.load()
     if found.disabled:
         return None
     for problem in found.problems:
-        logger.warning("loadpeak: %s; the default is used", problem)
+        logger.warning("%s; the default is used", problem)
     guard = Guard()
     recording = Recording(worker, found, guard)
     guard.on_error = recording.record_hook_error
     return recording.session
+
+
+def _log_to_standard_error() -> None:
+    """Print our few messages whatever the engine does with the root logger, unless somebody set ours up."""
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("loadpeak %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False

@@ -9,7 +9,7 @@ import platform
 import time
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from loadpeak import __version__, run_folder, torch_allocator
 from loadpeak.journal import Journal
@@ -18,10 +18,14 @@ from loadpeak.sampler.process import SamplerProcess
 from loadpeak.session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loadpeak.guard import Guard
     from loadpeak.record import Phase
     from loadpeak.settings import Settings
     from loadpeak.vllm_adapter import Worker
+
+T = TypeVar("T")
 
 EXTENSIONS = "loadpeak.extensions"
 """Entry point group of functions that are given each :class:`Recording` before its first phase."""
@@ -51,7 +55,7 @@ class Recording:
             self._open()
         except OSError as error:
             logger.warning(
-                "loadpeak: nothing is recorded, the run store %s cannot be written (%s); "
+                "nothing is recorded, the run store %s cannot be written (%s); "
                 "set LOADPEAK_HOME to a folder that can",
                 settings.home,
                 error,
@@ -79,7 +83,7 @@ class Recording:
         self._journal.append(line)
         if self._journal.lost and not self._lost_said:
             self._lost_said = True
-            logger.warning("loadpeak: lines of the record are lost, %s cannot be written", self._journal.path)
+            logger.warning("lines of the record are lost, %s cannot be written", self._journal.path)
 
     def _open(self) -> None:
         now, wall = time.monotonic(), time.time()
@@ -124,11 +128,18 @@ class Recording:
 
     def _tell_phase(self, phase: Phase) -> None:
         if self._sampler is not None:
-            self.guard.call("sampler", self._sampler.phase, phase)
+            self._tell_sampler(self._sampler.phase, phase)
 
     def _name_device(self) -> None:
         if self._sampler is not None:
-            self.guard.call("sampler", self._sampler.device, torch_allocator.TorchAllocator().device_uuid())
+            self._tell_sampler(self._sampler.device, torch_allocator.TorchAllocator().device_uuid())
+
+    def _tell_sampler(self, tell: Callable[[T], None], argument: T) -> None:
+        try:
+            tell(argument)
+        except ChildProcessError as error:
+            self._sampler = None
+            self.guard.report("sampler", error)
 
     def _stop_sampler(self) -> None:
         if self._sampler is not None:

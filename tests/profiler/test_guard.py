@@ -20,8 +20,8 @@ def test_failing_hook_is_logged_once_and_counted_each_time(caplog: pytest.LogCap
         assert guard.call("layer", _fail) is None
     assert seen == [("phase", 1), ("phase", 2), ("layer", 3)]
     assert [record.getMessage() for record in caplog.records] == [
-        "loadpeak: the hook phase failed (LookupError: nothing there); the engine goes on without it",
-        "loadpeak: the hook layer failed (LookupError: nothing there); the engine goes on without it",
+        "the hook phase failed (LookupError: nothing there); the engine goes on without it",
+        "the hook layer failed (LookupError: nothing there); the engine goes on without it",
     ]
 
 

@@ -1,0 +1,23 @@
+"""What tests need from the machine, and what happens when it is not there."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def need() -> Callable[[bool, str], None]:
+    """Skip with a reason where a part is missing; fail instead where all are required (CI)."""
+
+    def check(there: bool, reason: str) -> None:
+        if there:
+            return
+        if os.environ.get("LOADPEAK_REQUIRE_ALL") == "1":
+            pytest.fail(f"required here, but {reason}")
+        pytest.skip(reason)
+
+    return check

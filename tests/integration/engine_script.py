@@ -1,0 +1,161 @@
+"""``python engine_script.py MODEL SCENARIOS``: start vLLM engines in this process, one after another.
+
+``SCENARIOS`` is a JSON list of ``{"env": {}, "llm": {}, "sabotage": null}``. Prints one JSON line per
+scenario: the generated token ids or the error, and how vLLM looked afterwards. Runs in the vLLM
+environment of the integration tests.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import psutil
+import torch
+
+PROMPT = "hello"
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """An attribute replaced for a while, as faults do from outside."""
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def moe_method() -> Any:
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    return UnquantizedFusedMoEMethod
+
+
+def third_layer(action: Callable[[], None]) -> Any:
+    """Do something in the middle of the third MoE layer's conversion."""
+    seen = 0
+
+    def wrap(original: Any) -> Any:
+        def process_weights_after_loading(method: Any, layer: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == 3:
+                action()
+            original(method, layer)
+
+        return process_weights_after_loading
+
+    return replaced(moe_method(), "process_weights_after_loading", wrap)
+
+
+OOM = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.74 GiB of which "
+    "401.38 MiB is free. Process 4711 has 31.34 GiB memory in use. Of the allocated memory 30.20 GiB is "
+    "allocated by PyTorch, and 655.12 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def raise_oom() -> None:
+    raise torch.OutOfMemoryError(OOM)
+
+
+def raise_other() -> None:
+    raise ValueError("expected 128 experts in the checkpoint, found 64")
+
+
+def hang() -> None:
+    print("HANGING", flush=True)
+    time.sleep(120)
+
+
+def kill_sampler() -> None:
+    """Kill the sampler of this process: its only child that is one."""
+    samplers = [child for child in psutil.Process().children() if "loadpeak.sampler" in child.cmdline()]
+    assert len(samplers) == 1, samplers
+    samplers[0].kill()
+    time.sleep(0.2)
+
+
+def fake_fp8() -> Any:
+    """Online FP8 on a CPU: the quantization kernel in plain torch, for its place in the startup."""
+    from vllm import _custom_ops
+
+    def wrap(original: Any) -> Any:
+        def scaled_fp8_quant(tensor: Any, scale: Any = None, *args: Any, **kwargs: Any) -> Any:
+            scale = tensor.abs().max().float().reshape(1) / 448 if scale is None else scale
+            return (tensor.float() / scale).to(torch.float8_e4m3fn), scale
+
+        return scaled_fp8_quant
+
+    return replaced(_custom_ops, "scaled_fp8_quant", wrap)
+
+
+SABOTAGE: dict[str | None, Callable[[], Any]] = {
+    None: nullcontext,
+    "oom_in_layer": lambda: third_layer(raise_oom),
+    "error_in_layer": lambda: third_layer(raise_other),
+    "hang_in_layer": lambda: third_layer(hang),
+    "kill_sampler": lambda: third_layer(kill_sampler),
+    "fake_fp8": fake_fp8,
+}
+
+
+def leftovers(llm: Any) -> list[str]:
+    """Attributes of loadpeak's that are still on the worker or on a quantization method."""
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    names = [name for name in vars(worker) if name in ("load_model", "determine_available_memory")]
+    for _, module in worker.get_model().named_modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None and "process_weights_after_loading" in vars(method):
+            names.append(type(method).__name__)
+    return names
+
+
+def run(model: str, scenario: dict[str, Any]) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams
+
+    os.environ.update(scenario.get("env", {}))
+    arguments = {
+        "model": model,
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "max_num_seqs": 2,
+        "dtype": "bfloat16",
+        "distributed_executor_backend": "uni",
+        **scenario.get("llm", {}),
+    }
+    llm = None
+    try:
+        with SABOTAGE[scenario.get("sabotage")]():
+            llm = LLM(**arguments)
+        result: dict[str, Any] = {"ready": True}
+        if arguments["distributed_executor_backend"] == "uni":
+            result["leftovers"] = leftovers(llm)
+        if scenario.get("generate", True):
+            output = llm.generate([PROMPT], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
+            result["tokens"] = list(output[0].outputs[0].token_ids)
+        if "while_ready" in scenario:
+            print(json.dumps({"serving": True}), flush=True)
+            sys.stdin.readline()
+        return result
+    except Exception as error:  # noqa: BLE001 - the error is the result
+        return {"ready": False, "error": type(error).__name__, "message": str(error)}
+    finally:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        for name in scenario.get("env", {}):
+            os.environ.pop(name, None)
+
+
+if __name__ == "__main__":
+    for entry in json.loads(sys.argv[2]):
+        print("RESULT " + json.dumps(run(sys.argv[1], entry)), flush=True)
