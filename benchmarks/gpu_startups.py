@@ -113,8 +113,8 @@ def main() -> None:
             name = f"{arguments.experiment}-{'expandable' if 'expandable' in conf else 'default'}-{variant}"
             rows.append(startup(arguments, conf, variant, name))
             print("ROW " + json.dumps(rows[-1]), flush=True)
-    columns = ("setting", "variant", "device peak", "independent", "reserved peak", "retries")
-    columns += ("ready allocated", "tokens")
+    columns = ["setting", "variant", "device peak", "independent", "reserved peak", "retries"]
+    columns += ["ready allocated", "tokens"]
     print("| " + " | ".join(columns) + " |")
     print("|---" * len(columns) + "|")
     for row in rows:

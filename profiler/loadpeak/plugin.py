@@ -40,10 +40,7 @@ def _begin(worker: Worker) -> Session | None:
         return None
     for problem in found.problems:
         logger.warning("%s; the default is used", problem)
-    guard = Guard()
-    recording = Recording(worker, found, guard)
-    guard.on_error = recording.record_hook_error
-    return recording.session
+    return Recording(worker, found, Guard()).session
 
 
 def _log_to_standard_error() -> None:

@@ -46,6 +46,7 @@ class Recording:
 
     def __init__(self, worker: Worker, settings: Settings, guard: Guard) -> None:
         self.worker, self.settings, self.guard = worker, settings, guard
+        guard.on_error = self._record_hook_error
         self.folder: Path | None = None
         self._journal: Journal | None = None
         self._sampler: SamplerProcess | None = None
@@ -149,8 +150,7 @@ class Recording:
         if self.session.outcome == "loading":
             self.write(Exit(at_seconds=time.monotonic()))
 
-    def record_hook_error(self, hook: str, error: BaseException, count: int) -> None:
-        """Write a hook error into the journal."""
+    def _record_hook_error(self, hook: str, error: BaseException, count: int) -> None:
         text = f"{type(error).__name__}: {error}"[:500]
         self.write(HookError(at_seconds=time.monotonic(), hook=hook, error=text, count=count))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+from engine_names import OOM, OTHER
 
 PROMPT = "hello"
 
@@ -54,19 +55,12 @@ def third_layer(action: Callable[[], None]) -> Any:
     return replaced(moe_method(), "process_weights_after_loading", wrap)
 
 
-OOM = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.74 GiB of which "
-    "401.38 MiB is free. Process 4711 has 31.34 GiB memory in use. Of the allocated memory 30.20 GiB is "
-    "allocated by PyTorch, and 655.12 MiB is reserved by PyTorch but unallocated."
-)
-
-
 def raise_oom() -> None:
     raise torch.OutOfMemoryError(OOM)
 
 
 def raise_other() -> None:
-    raise ValueError("expected 128 experts in the checkpoint, found 64")
+    raise ValueError(OTHER)
 
 
 def hang() -> None:
@@ -120,6 +114,7 @@ def leftovers(llm: Any) -> list[str]:
 def run(model: str, scenario: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
+    environ = dict(os.environ)
     os.environ.update(scenario.get("env", {}))
     arguments = {
         "model": model,
@@ -152,8 +147,8 @@ def run(model: str, scenario: dict[str, Any]) -> dict[str, Any]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
-        for name in scenario.get("env", {}):
-            os.environ.pop(name, None)
+        os.environ.clear()
+        os.environ.update(environ)
 
 
 if __name__ == "__main__":
