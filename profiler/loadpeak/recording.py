@@ -110,6 +110,7 @@ class Recording:
         )
 
     def _header(self, run: str) -> Header:
+        boot_id, pid_namespace = run_folder.whereabouts()
         return Header(
             format=FORMAT,
             run=run,
@@ -122,8 +123,8 @@ class Recording:
             alloc_conf=torch_allocator.environment_conf(),
             release=self.settings.cache_release,
             split_limit=self.settings.split_limit,
-            boot_id=_read_text("/proc/sys/kernel/random/boot_id"),
-            pid_namespace=_namespace(),
+            boot_id=boot_id,
+            pid_namespace=pid_namespace,
             **self.worker.facts(),
         )
 
@@ -153,17 +154,3 @@ class Recording:
     def _record_hook_error(self, hook: str, error: BaseException, count: int) -> None:
         text = f"{type(error).__name__}: {error}"[:500]
         self.write(HookError(at_seconds=time.monotonic(), hook=hook, error=text, count=count))
-
-
-def _read_text(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return None
-
-
-def _namespace() -> int | None:
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return None

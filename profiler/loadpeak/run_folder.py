@@ -57,6 +57,17 @@ def write_header(folder: Path, header: Header) -> None:
     temporary.replace(folder / HEADER)
 
 
+def whereabouts() -> tuple[str | None, int | None]:
+    """The boot and the pid namespace of this process: where its process ids mean something."""
+    try:
+        return (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            Path("/proc/self/ns/pid").stat().st_ino,
+        )
+    except OSError:
+        return None, None
+
+
 def join(
     home: Path, rank: int, make_header: Callable[[str], Header], wanted_id: str | None, wall_seconds: float
 ) -> Path:
