@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadpeak.errors import SettingError
+from loadpeak.settings import parse_size
 from loadpeak_patches.targets import is_target
 
 if TYPE_CHECKING:
     from loadpeak.record import Memory
     from loadpeak.session import ConvertedModule
-
-SETTING = "LOADPEAK_CACHE_RELEASE"
-EXPECTED = "one of the policies off, moe-layer, layer, threshold:SIZE (for example threshold:2GiB)"
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-}
 
 
 class Policy(NamedTuple):
@@ -49,17 +35,6 @@ class Policy(NamedTuple):
 
 
 def parse(text: str) -> Policy:
-    """A policy from its spelling.
-
-    Raises:
-        SettingError: there is no such policy; the error names those there are.
-    """
-    name, _, size = text.strip().partition(":")
-    if name in ("off", "moe-layer", "layer") and not size:
-        return Policy(name)
-    if name == "threshold":
-        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?i?b?)", size.strip().lower())
-        unit = _UNITS.get(match[2]) if match else None
-        if match and unit:
-            return Policy("threshold", int(float(match[1]) * unit))
-    raise SettingError(SETTING, text, EXPECTED)
+    """The policy that the setting ``LOADPEAK_CACHE_RELEASE`` spells; it has been checked there."""
+    name, _, size = text.partition(":")
+    return Policy(name, parse_size(size) if size else 0)

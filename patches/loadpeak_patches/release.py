@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from loadpeak.errors import SettingError
 from loadpeak_patches import policies
 
 if TYPE_CHECKING:
@@ -47,12 +46,7 @@ class CacheRelease:
 def attach(recording: Recording) -> None:
     """Apply the policy of ``LOADPEAK_CACHE_RELEASE`` to a worker, or say why it is inactive."""
     session, text = recording.session, recording.settings.cache_release
-    try:
-        policy = policies.parse(text)
-    except SettingError as error:
-        logger.error("%s; the engine starts with off", error)
-        session.fix("release", text, active=False, detail=str(error))
-        return
+    policy = policies.parse(text)
     if policy.name == "off":
         return
 

@@ -11,39 +11,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from loadpeak.errors import SettingError
-
 if TYPE_CHECKING:
     from loadpeak.recording import Recording
 
-SETTING = "LOADPEAK_SPLIT_LIMIT"
 LOADING = ("init_device", "create_model", "load_weights", "process_weights")
 """While one of these is the last phase that began, vLLM's scope is left out; later ones are not loading."""
 
 logger = logging.getLogger("loadpeak")
 
 
-def parse(text: str) -> bool:
-    """Whether to keep the allocator's own limit.
-
-    Raises:
-        SettingError: it is neither ``vllm`` nor ``keep``.
-    """
-    if text not in ("vllm", "keep"):
-        raise SettingError(SETTING, text, "vllm (what vLLM does) or keep (the allocator's own limit stays)")
-    return text == "keep"
-
-
 def attach(recording: Recording) -> None:
     """Leave out the scope on a worker if asked to, or say why that is inactive."""
     session, text, worker = recording.session, recording.settings.split_limit, recording.worker
-    try:
-        keep = parse(text)
-    except SettingError as error:
-        logger.error("%s; the engine starts with vllm", error)
-        session.fix("split_limit", text, active=False, detail=str(error))
-        return
-    if not keep:
+    if text != "keep":
         return
 
     def activate() -> None:

@@ -5,6 +5,7 @@ command line options of ``loadpeak run`` set the same names. Docs and tests read
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +85,39 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a size such as ``2GiB``, ``1.5 GiB``, ``512MiB``, ``2GB`` or ``4096``.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{text!r} is no size")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _release(text: str) -> str:
+    name, _, size = text.partition(":")
+    if name == "threshold":
+        parse_size(size)
+    elif text not in ("off", "moe-layer", "layer"):
+        raise ValueError
+    return text
+
+
 def _optional_name(text: str) -> str | None:
     return _name(text) if text else None
 
@@ -134,17 +168,17 @@ TABLE: tuple[Setting, ...] = (
         "LOADPEAK_CACHE_RELEASE",
         "cache_release",
         "off",
-        "off, moe-layer, layer or threshold:SIZE (for example threshold:2GiB)",
+        "one of the policies off, moe-layer, layer, threshold:SIZE (for example threshold:2GiB)",
         "When unused cached blocks are given back to the device while loading.",
-        str,
+        _release,
     ),
     Setting(
         "LOADPEAK_SPLIT_LIMIT",
         "split_limit",
         "vllm",
-        "vllm or keep",
+        "vllm (what vLLM does) or keep (the allocator's own limit stays)",
         "`keep` leaves the allocator's own split limit in force while vLLM loads.",
-        str,
+        _one_of("vllm", "keep"),
     ),
     Setting(
         "LOADPEAK_PORT",

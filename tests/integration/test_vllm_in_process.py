@@ -173,7 +173,7 @@ def test_engine_goes_on_when_its_sampler_is_killed(engines: Engines) -> None:
 
 def test_unknown_policy_starts_the_engine_with_off_and_names_the_policies(engines: Engines) -> None:
     assert result(engines, "banana")["tokens"] == result(engines, "plain")["tokens"]
-    assert not engines.record("banana").one(Fix).active
+    assert not engines.record("banana").of(Fix)
     assert (
         "LOADPEAK_CACHE_RELEASE='banana' cannot be used: expected one of the policies off, moe-layer"
         in engines.log

@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadpeak.errors import SettingError
+from loadpeak import settings
 from loadpeak.record import Memory
-from loadpeak_patches import split_limit
 from loadpeak_patches.policies import Policy, parse
 
 MOE = SimpleNamespace(moe=True, method="vllm.x.SomeMoEMethod")
@@ -32,12 +31,14 @@ def test_policy_is_read_as_it_is_spelled(text: str, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["banana", "", "threshold", "threshold:", "threshold:2X", "layer:3", "threshold:-1"]
+    "text", ["banana", "threshold", "threshold:", "threshold:2X", "layer:3", "threshold:-1"]
 )
 def test_unknown_policy_is_refused_with_those_there_are(text: str) -> None:
-    with pytest.raises(SettingError, match=r"off, moe-layer, layer, threshold:SIZE") as caught:
-        parse(text)
-    assert caught.value.value == text
+    found = settings.load({"LOADPEAK_CACHE_RELEASE": text})
+    assert found.cache_release == "off"
+    (problem,) = found.problems
+    assert f"LOADPEAK_CACHE_RELEASE={text!r}" in str(problem)
+    assert "off, moe-layer, layer, threshold:SIZE" in str(problem)
 
 
 def test_moe_layer_releases_after_experts_only() -> None:
@@ -59,6 +60,7 @@ def test_threshold_releases_when_so_much_is_cached() -> None:
 
 
 def test_split_limit_is_vllm_or_keep() -> None:
-    assert (split_limit.parse("vllm"), split_limit.parse("keep")) == (False, True)
-    with pytest.raises(SettingError, match=r"vllm .* or keep"):
-        split_limit.parse("off")
+    assert settings.load({"LOADPEAK_SPLIT_LIMIT": "keep"}).split_limit == "keep"
+    found = settings.load({"LOADPEAK_SPLIT_LIMIT": "kepe"})
+    assert found.split_limit == "vllm"
+    assert "vllm (what vLLM does) or keep" in str(found.problems[0])

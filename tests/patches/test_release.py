@@ -164,17 +164,6 @@ def test_release_that_is_asked_for_is_recorded_as_active() -> None:
     assert lines.one(Fix).active
 
 
-def test_unknown_policy_starts_with_off_and_the_message_names_the_policies(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fake, lines, allocator = recording({"LOADPEAK_CACHE_RELEASE": "banana"})
-    convert(fake.session, Loader(allocator, []), Layer(allocator), "m.M")
-    assert allocator.releases == 0
-    assert not lines.one(Fix).active
-    assert "LOADPEAK_CACHE_RELEASE='banana'" in caplog.text
-    assert "off, moe-layer, layer, threshold:SIZE" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("worker", "allocator", "reason"),
     [
@@ -218,11 +207,3 @@ def test_kept_split_limit_without_effect_says_so(
     _, lines, _ = recording({"LOADPEAK_SPLIT_LIMIT": "keep"}, worker, allocator)
     assert not lines.one(Fix).active
     assert reason in lines.one(Fix).detail
-
-
-def test_misspelled_split_limit_starts_with_what_vllm_does(caplog: pytest.LogCaptureFixture) -> None:
-    worker = FakeWorker()
-    _, lines, _ = recording({"LOADPEAK_SPLIT_LIMIT": "kepe"}, worker)
-    assert worker.kept is None
-    assert not lines.one(Fix).active
-    assert "LOADPEAK_SPLIT_LIMIT='kepe'" in caplog.text

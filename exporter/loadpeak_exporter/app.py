@@ -1,0 +1,71 @@
+"""The HTTP app: the same inside an engine, for its one run, and alone on a host, for all.
+
+Handlers only translate. Every error has one shape: ``{"error": {"code": ..., "message": ...}}``.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Callable, Iterable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from loadpeak import __version__
+from loadpeak_exporter.exposition import CONTENT_TYPE, Exposition
+from loadpeak_exporter.records import RunRecord
+
+
+def create_app(runs: Callable[[], Iterable[RunRecord]], layers: str = "all") -> FastAPI:
+    """The app over these runs.
+
+    Args:
+        runs: gives the records, anew at each request; the same objects as long as nothing has changed.
+        layers: the setting ``LOADPEAK_LAYERS``.
+    """
+    app = FastAPI(title="loadpeak", version=__version__, docs_url=None, redoc_url=None)
+    exposition = Exposition(layers)
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Every run in the Prometheus text format."""
+        return Response(exposition.render(runs()), media_type=CONTENT_TYPE)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Whether the exporter itself is well."""
+        return {"status": "ok", "version": __version__}
+
+    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(RequestValidationError)(_invalid_request)
+    app.exception_handler(Exception)(_unexpected)
+    return app
+
+
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The one shape of an error."""
+    code = http.HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return JSONResponse(
+        {"error": {"code": code, "message": message}}, status_code=status, headers=dict(headers or {})
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if error.status_code == http.HTTPStatus.NOT_FOUND and message == "Not Found":
+        message = f"there is no {request.url.path} here; /metrics and /healthz are"
+    return error_response(error.status_code, message, dict(error.headers or {}))
+
+
+async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return error_response(http.HTTPStatus.UNPROCESSABLE_ENTITY, f"{place}: {first['msg']}")
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    return error_response(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")

@@ -1,0 +1,77 @@
+"""``loadpeak demo``."""
+
+import contextlib
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from loadpeak import run_folder, settings
+from loadpeak_exporter import live, replay
+from loadpeak_exporter.app import create_app
+from loadpeak_exporter.commands.compare import to_json
+from loadpeak_exporter.compare import compare
+from loadpeak_exporter.records import RunRecord
+from loadpeak_exporter.server import Server, bind
+from loadpeak_exporter.store import RunStore
+from loadpeak_exporter.text import print_comparison, print_summary
+
+RECORDED = Path(__file__).parent.parent / "recorded"
+"""Two startups of stock vLLM, recorded by loadpeak; ``recorded/README.md`` says how."""
+VARIANTS = ("baseline", "moe-layer")
+
+
+def demo(
+    once: bool = typer.Option(False, "--once", help="Stop after the comparison instead of serving on."),
+    speed: float = typer.Option(4.0, min=0.1, max=1000, help="How many times faster than it was."),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print the comparison as JSON on standard output, and nothing else there."
+    ),
+) -> None:
+    """Replay two recorded startups of vLLM, as it is and with the cache release, and compare them.
+
+    The recorder, the sampler and the exporter run as in an engine; only the readings are recorded ones.
+    """
+    console = Console(stderr=True) if as_json else Console()
+    home = Path(tempfile.mkdtemp(prefix="loadpeak-demo-"))
+    store = RunStore(home)
+    found = settings.load()
+    server = Server(
+        create_app(lambda: [run for run in store.runs() if isinstance(run, RunRecord)], found.layers),
+        bind(found.host, found.port or 9838),
+    )
+    server.start()
+    url = f"http://{found.host}:{server.port}/metrics"
+    try:
+        console.print(f"metrics at {url}", highlight=False)
+        records = [_replay(console, store, variant, home, speed) for variant in VARIANTS]
+        comparison = compare(*records)
+        print_comparison(console, comparison)
+        if as_json:
+            print(to_json(comparison), flush=True)
+        if not once:
+            console.print(f"still serving {url}; Ctrl-C ends it", highlight=False)
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(3600)
+    finally:
+        server.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _replay(console: Console, store: RunStore, variant: str, home: Path, speed: float) -> RunRecord:
+    """Replay one recorded startup under the live view, and print its summary."""
+    run = run_folder.new_run_id(time.time(), variant)
+    threads = replay.start(RECORDED / variant, home, run, speed)
+    live.watch(console, lambda: _record(store, run), lambda: not any(t.is_alive() for t in threads))
+    record = store.find(run)
+    print_summary(console, record)
+    return record
+
+
+def _record(store: RunStore, run: str) -> RunRecord | None:
+    record = store.reader(run).read()
+    return record if isinstance(record, RunRecord) else None

@@ -1,0 +1,220 @@
+"""The run store: every run of a host, live ones followed as they are written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from loadpeak import run_folder
+from loadpeak.errors import AmbiguousRunError, RunNotFoundError
+from loadpeak.record import CommandEnd, Header, Outcome, decode_header
+from loadpeak_exporter.fold import RankFold
+from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
+from loadpeak_exporter.tail import Damage, Tail
+
+STALE_SECONDS = 60.0
+"""Where a rank's process cannot be looked up, this long without a line means that it is gone."""
+
+
+class Host(NamedTuple):
+    """What a reader knows of the host it runs on; a test gives another."""
+
+    boot_id: str | None
+    pid_namespace: int | None
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    proc: Path = Path("/proc")
+
+    @classmethod
+    def this(cls) -> Host:
+        """The host of this process."""
+        return cls(*run_folder.whereabouts())
+
+
+class _Rank(NamedTuple):
+    fold: RankFold
+    journal: Tail
+    samples: Tail
+
+
+class RunReader:
+    """One run folder. :meth:`read` returns the same object as long as nothing has changed."""
+
+    def __init__(self, folder: Path, host: Host) -> None:
+        self.folder = folder
+        self._host = host
+        self._ranks: dict[int, _Rank] = {}
+        self._command = Tail(run_folder.command_path(folder))
+        self._exit_code: int | None = None
+        self._header: Header | None = None
+        self._record: RunRecord | DamagedRun | None = None
+
+    def read(self) -> RunRecord | DamagedRun:
+        """What the folder says now."""
+        if self._header is None:
+            self._header = self._read_header()
+        if self._header is None:
+            return DamagedRun(run=self.folder.name, damage=self._header_damage())
+        changed = self._follow()
+        record = self._record
+        if isinstance(record, RunRecord) and not changed and record.outcome != "loading":
+            return record
+        renewed = self._build(self._header)
+        if not isinstance(record, RunRecord) or changed or renewed != record:
+            self._record = record = renewed
+        return record
+
+    def timeline(self, rank: int) -> tuple[list[float], list[int | None]]:
+        """Device samples of a rank: times and bytes in use from each on."""
+        return self._ranks[rank].fold.timeline
+
+    def _read_header(self) -> Header | None:
+        return run_folder.read_header(self.folder)
+
+    def _header_damage(self) -> tuple[Damage, ...]:
+        path = self.folder / run_folder.HEADER
+        try:
+            decode_header(path.read_bytes())
+        except FileNotFoundError:
+            reason = "is not there; the folder is no run, or its first rank died before it wrote one"
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            reason = f"cannot be read: {error}"
+        else:
+            return ()
+        return (Damage(run_folder.HEADER, 0, reason),)
+
+    def _follow(self) -> bool:
+        """Read what was added to any file; true if anything was."""
+        changed = False
+        for path in self.folder.glob("rank-*.jsonl"):
+            number = path.stem.partition("-")[2]
+            if number.isdecimal() and int(number) not in self._ranks:
+                samples = Tail(run_folder.device_path(self.folder, int(number)))
+                self._ranks[int(number)] = _Rank(RankFold(), Tail(path), samples)
+        for rank in self._ranks.values():
+            for tail in (rank.journal, rank.samples):
+                damage = len(tail.damage)
+                for line in tail.read():
+                    rank.fold.feed(line)
+                    changed = True
+                changed = changed or len(tail.damage) != damage
+        for line in self._command.read():
+            if isinstance(line, CommandEnd):
+                self._exit_code = line.exit_code
+                changed = True
+        return changed
+
+    def _build(self, header: Header) -> RunRecord:
+        here = header.boot_id is not None and header.boot_id == self._host.boot_id
+        ranks = [
+            record
+            for number in sorted(self._ranks)
+            if (record := self._rank_record(self._ranks[number], header, here)) is not None
+        ]
+        tails = [tail for rank in self._ranks.values() for tail in (rank.journal, rank.samples)]
+        return RunRecord(
+            header=header,
+            outcome=run_outcome(ranks),
+            ranks=tuple(ranks),
+            damage=tuple(damage for tail in [*tails, self._command] for damage in tail.damage),
+            exit_code=self._exit_code,
+        )
+
+    def _rank_record(self, rank: _Rank, header: Header, here: bool) -> RankRecord | None:
+        fold = rank.fold
+        gone = self._gone(rank, header, here) if fold.outcome == "loading" else None
+        return fold.record(self._host.clock() if here and gone is None else None, gone)
+
+    def _gone(self, rank: _Rank, header: Header, here: bool) -> str | None:
+        """Why a rank that says ``loading`` must be dead, if it must."""
+        start = rank.fold.start
+        if start is None:
+            return None
+        if here and header.pid_namespace == self._host.pid_namespace is not None:
+            lives = self._lives(start.pid, start.at_seconds)
+            return None if lives else "the process was gone before the engine was ready"
+        # Another host, or another container: process ids mean nothing here.
+        modified = max(tail.modified_at_wall_seconds or 0.0 for tail in (rank.journal, rank.samples))
+        if self._host.wall() - modified > STALE_SECONDS:
+            return f"nothing was written for {STALE_SECONDS:.0f} s before the engine was ready"
+        return None
+
+    def _lives(self, pid: int, recorded_at_seconds: float) -> bool:
+        """Whether the process runs, and is not a later one that was given the same number."""
+        try:
+            stat = (self._host.proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        state, started_at_ticks = stat[0], int(stat[19])
+        started_at_seconds = started_at_ticks / os.sysconf("SC_CLK_TCK")
+        return state != "Z" and started_at_seconds < recorded_at_seconds + 1.0
+
+
+class RunStore:
+    """All runs below ``$LOADPEAK_HOME/runs``."""
+
+    def __init__(self, home: Path, host: Host | None = None) -> None:
+        self.folder = home / run_folder.RUNS
+        self._host = host or Host.this()
+        self._readers: dict[str, RunReader] = {}
+
+    def runs(self) -> list[RunRecord | DamagedRun]:
+        """Every run, newest first."""
+        return [self.reader(name).read() for name in self._names()]
+
+    def reader(self, run: str) -> RunReader:
+        """The reader of a run by its full id; it keeps its place in the files."""
+        if run not in self._readers:
+            self._readers[run] = RunReader(self.folder / run, self._host)
+        return self._readers[run]
+
+    def find(self, wanted: str) -> RunRecord:
+        """A run by its id, a beginning of it, ``latest`` or ``latest:VARIANT``.
+
+        Raises:
+            RunNotFoundError: there is none, or it is damaged.
+            AmbiguousRunError: several begin so.
+        """
+        names = self._names()
+        if wanted == "latest" or wanted.startswith("latest:"):
+            variant = wanted.partition(":")[2]
+            for name in names:
+                record = self.reader(name).read()
+                if isinstance(record, RunRecord) and variant in ("", record.header.variant):
+                    return record
+            which = f"of variant {variant!r} " if variant else ""
+            raise RunNotFoundError(f"no run {which}in {self.folder}; `loadpeak runs` lists those there are")
+        fitting = [wanted] if wanted in names else [name for name in names if name.startswith(wanted)]
+        if not fitting:
+            raise RunNotFoundError(
+                f"no run {wanted!r} in {self.folder}; `loadpeak runs` lists those there are"
+            )
+        if len(fitting) > 1:
+            raise AmbiguousRunError(
+                f"{len(fitting)} runs begin with {wanted!r}: {', '.join(fitting[:5])}; give more of the id"
+            )
+        record = self.reader(fitting[0]).read()
+        if isinstance(record, DamagedRun):
+            damage = record.damage[0]
+            raise RunNotFoundError(f"run {record.run} is damaged: {damage.file} {damage.reason}")
+        return record
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted((path.name for path in self.folder.iterdir() if path.is_dir()), reverse=True)
+        except OSError:
+            return []
+
+
+def run_outcome(ranks: list[RankRecord]) -> Outcome:
+    """The outcome of a run from those of its ranks: the worst that happened, ready if all are."""
+    outcomes = {rank.outcome for rank in ranks}
+    for worst in ("oom", "failed", "killed"):
+        if worst in outcomes:
+            return worst
+    return "ready" if outcomes == {"ready"} else "loading"

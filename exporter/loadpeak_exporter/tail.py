@@ -1,0 +1,76 @@
+"""Read a JSON Lines file while it is written: each call returns what has been added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from loadpeak.record import AnyLine, decode_line
+
+CHUNK_BYTES = 4 << 20
+"""Read at most so much at once."""
+LINE_LIMIT_BYTES = 1 << 20
+"""No line of ours is that long: one that is, is damage."""
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A place in a record that cannot be read. ``line_number`` counts from 1; 0 is the whole file."""
+
+    file: str
+    line_number: int
+    reason: str
+
+
+class Tail:
+    """A journal that somebody may still be writing.
+
+    A last line without an end is being written or was torn by a kill: it is left for the next call and
+    is no damage. Anything else that cannot be decoded is noted in :attr:`damage` and passed over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: list[Damage] = []
+        self.modified_at_wall_seconds: float | None = None
+        self._offset = 0
+        self._line_number = 0
+        self._rest = b""
+
+    def read(self) -> list[AnyLine]:
+        """Lines added since the last call, oldest first; none while the file is not there."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(CHUNK_BYTES)
+                self.modified_at_wall_seconds = self.path.stat().st_mtime
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if not self.damage:
+                self._note(f"cannot be read: {error.strerror}", whole_file=True)
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found = [line for line in map(self._decode, lines) if line is not None]
+        if len(self._rest) > LINE_LIMIT_BYTES:
+            self._line_number += 1
+            self._note(f"is longer than {LINE_LIMIT_BYTES} bytes")
+            self._line_number -= 1
+            self._rest = self._rest[:1]
+        return found + (self.read() if len(data) == CHUNK_BYTES else [])
+
+    def _decode(self, data: bytes) -> AnyLine | None:
+        self._line_number += 1
+        if not data:
+            return None
+        try:
+            return decode_line(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._note(f"is not a line of a record that this loadpeak knows: {error}")
+            return None
+
+    def _note(self, reason: str, whole_file: bool = False) -> None:
+        number = 0 if whole_file else self._line_number
+        if len(self.damage) < 100:
+            self.damage.append(Damage(self.path.name, number, reason))
