@@ -36,7 +36,7 @@ def independent_sampler(stop: Connection, interval_seconds: float) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     peak, due = 0, time.monotonic()
     while not stop.poll():
-        peak = max(peak, int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+        peak = max(peak, int(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used))
         due += interval_seconds
         time.sleep(max(0.0, due - time.monotonic()))
     stop.send(peak)
@@ -106,7 +106,10 @@ def main() -> None:
     parser.add_argument("--variant", action="append", choices=VARIANTS)
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--experiment", default="gpu-startups")
+    parser.add_argument("--warm-up", action="store_true", help="start once before, to fill kernel caches")
     arguments = parser.parse_args()
+    if arguments.warm_up:
+        startup(arguments, "default", "baseline", f"{arguments.experiment}-warm-up")
     rows = []
     for conf in arguments.conf or ["expandable_segments:True", "default"]:
         for variant in arguments.variant or ["baseline", "moe-layer", "split-keep"]:

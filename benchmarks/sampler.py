@@ -43,18 +43,20 @@ class Cuda:
             for line in Path("/proc/self/maps").read_text().splitlines()
             if "libcudart" in line
         )
+        self.held: list[float] = []
         self._runtime, self._libc = ctypes.PyDLL(name), ctypes.PyDLL(None)
 
     def plateau(self) -> tuple[float, float]:
-        """1 GiB for 10 ms; returns when it was surely there, from and to."""
+        """1 GiB for 10 ms; returns from when to when it can have been there, both calls included."""
         pointer = ctypes.c_void_p()
+        begun = time.monotonic()
         if self._runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(SIZE)):
             raise MemoryError("cudaMalloc failed")
-        begun = time.monotonic()
+        there = time.monotonic()
         self.hold(PLATEAU_SECONDS)
-        ended = time.monotonic()
+        self.held.append((time.monotonic() - there) * 1000)
         self._runtime.cudaFree(pointer)
-        return begun, ended
+        return begun, time.monotonic()
 
     def hold(self, seconds: float) -> None:
         """Sleep with the interpreter lock held."""
@@ -75,7 +77,8 @@ class Thread(threading.Thread):
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         while not self.stopped:
-            self.readings.append((time.monotonic(), int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)))
+            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used)
+            self.readings.append((time.monotonic(), used))
             time.sleep(INTERVAL_SECONDS)
 
 
@@ -101,7 +104,7 @@ def seen(plateaus: list[tuple[float, float]], readings: list[tuple[float, int]],
     times = [at for at, _ in readings]
     count = 0
     for begun, ended in plateaus:
-        inside = readings[bisect.bisect_left(times, begun) : bisect.bisect_right(times, ended + 0.002)]
+        inside = readings[bisect.bisect_left(times, begun) : bisect.bisect_right(times, ended)]
         count += any(used - base > SIZE // 2 for _, used in inside)
     return count
 
@@ -169,8 +172,7 @@ def main() -> None:
     ours = [(line.at_seconds, line.used_bytes or 0) for line in samples]
     longest = max(line.gap_seconds or 0 for line in samples) * 1000
     print(f"device memory free at the start: {base[0] >> 20} of {base[1] >> 20} MiB")
-    held = [(ended - begun) * 1000 for begun, ended in plateaus]
-    print(f"plateaus held {min(held):.2f} to {max(held):.2f} ms")
+    print(f"plateaus held {min(cuda.held):.2f} to {max(cuda.held):.2f} ms")
     rows = [
         ("loadpeak's process, 10 ms", seen(plateaus, ours, floor), longest),
         ("thread in the worker, 10 ms", seen(plateaus, thread.readings, floor), gap(thread.readings)),

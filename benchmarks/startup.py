@@ -29,8 +29,9 @@ MIB = 1 << 20
 
 
 def model_folder(config: Path) -> Path:
-    """A model folder with this configuration and nothing else."""
-    folder = Path(tempfile.mkdtemp(prefix="loadpeak-model-"))
+    """A model folder with this configuration and nothing else, named after the configuration."""
+    folder = Path(tempfile.mkdtemp()) / config.name.removesuffix(".config.json")
+    folder.mkdir()
     shutil.copy(config, folder / "config.json")
     return folder
 

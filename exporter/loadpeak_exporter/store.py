@@ -54,10 +54,22 @@ class RunReader:
         self._header: Header | None = None
         self._record: RunRecord | DamagedRun | None = None
 
+    @property
+    def created_at_wall_seconds(self) -> float:
+        """When the run began, by its header."""
+        if self._header is None:
+            self._header = run_folder.read_header(self.folder)
+        if self._header is not None:
+            return self._header.created_at_wall_seconds
+        try:
+            return self.folder.stat().st_mtime
+        except OSError:
+            return 0.0
+
     def read(self) -> RunRecord | DamagedRun:
         """What the folder says now."""
         if self._header is None:
-            self._header = self._read_header()
+            self._header = run_folder.read_header(self.folder)
         if self._header is None:
             return DamagedRun(run=self.folder.name, damage=self._header_damage())
         changed = self._follow()
@@ -72,9 +84,6 @@ class RunReader:
     def timeline(self, rank: int) -> tuple[list[float], list[int | None]]:
         """Device samples of a rank: times and bytes in use from each on."""
         return self._ranks[rank].fold.timeline
-
-    def _read_header(self) -> Header | None:
-        return run_folder.read_header(self.folder)
 
     def _header_damage(self) -> tuple[Damage, ...]:
         path = self.folder / run_folder.HEADER
@@ -205,10 +214,12 @@ class RunStore:
         return record
 
     def _names(self) -> list[str]:
+        """Folders in the store, the newest run first; damaged ones by the age of their folder."""
         try:
-            return sorted((path.name for path in self.folder.iterdir() if path.is_dir()), reverse=True)
+            names = [path.name for path in self.folder.iterdir() if path.is_dir()]
         except OSError:
             return []
+        return sorted(names, key=lambda name: (self.reader(name).created_at_wall_seconds, name), reverse=True)
 
 
 def run_outcome(ranks: list[RankRecord]) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 
 from rich import box
@@ -44,9 +43,8 @@ def plural(count: int, noun: str) -> str:
 
 def print_runs(console: Console, runs: Sequence[RunRecord | DamagedRun]) -> None:
     """The run store as a table, newest first."""
-    rows = table(
-        "run", "started", "variant", "outcome", ">device peak MiB", ">headroom MiB", ">layers", "model"
-    )
+    rows = table("run", "variant", "outcome", ">peak MiB", ">headroom", ">layers", "model")
+    rows.columns[0].no_wrap = True
     for run in runs:
         if isinstance(run, DamagedRun):
             damage = run.damage[0]
@@ -63,12 +61,8 @@ def print_runs(console: Console, runs: Sequence[RunRecord | DamagedRun]) -> None
             continue
         peaks = [rank.device_used_peak_bytes for rank in run.ranks if rank.device_used_peak_bytes is not None]
         rooms = [rank.headroom_bytes for rank in run.ranks if rank.headroom_bytes is not None]
-        started = datetime.datetime.fromtimestamp(run.header.created_at_wall_seconds).strftime(
-            "%m-%d %H:%M:%S"
-        )
         rows.add_row(
             escape(run.run),
-            started,
             escape(run.header.variant),
             outcome_text(run.outcome) + (" [yellow](damaged)[/]" if run.damage else ""),
             mib(max(peaks, default=None)),

@@ -42,7 +42,9 @@ def _wanted(arguments: list[str]) -> list[EntryPoint]:
 
 def build(arguments: list[str]) -> typer.Typer:
     """The command line for these arguments: an entry point is a function or a typer app of its own."""
-    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(
+        add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     app.callback()(_root)
     for entry in _wanted(arguments):
         loaded = entry.load()

@@ -171,7 +171,9 @@ class FakeNvml:
     """As much of pynvml as is used: two GPUs, the second split into MIG devices."""
 
     NVMLError = NVMLError
+    nvmlMemory_v2 = 2
     memory_fails = False
+    knows_v2 = True
 
     def nvmlInit(self) -> None:
         pass
@@ -201,16 +203,27 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: str) -> str:
         return handle
 
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        if self.memory_fails:
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:
+        if self.memory_fails or (version is not None and not self.knows_v2):
             raise NVMLError("No permission")
-        return SimpleNamespace(used=7, total=34)
+        if version is None:
+            return SimpleNamespace(used=9, total=36)
+        return SimpleNamespace(used=7, total=36, reserved=2)
 
 
 def test_nvml_device_is_found_by_uuid() -> None:
     device, read = Nvml(FakeNvml()).by_uuid("GPU-0")
     assert (device.name, device.total_bytes, read()) == ("Tesla V100", 34, 7)
     assert [found.uuid for found, _ in Nvml(FakeNvml()).all()] == ["GPU-0", "GPU-1"]
+
+
+def test_what_the_driver_keeps_for_itself_is_neither_used_nor_to_be_had() -> None:
+    device, read = Nvml(FakeNvml()).by_uuid("GPU-0")
+    assert (device.total_bytes, read()) == (34, 7)
+    old = FakeNvml()
+    old.knows_v2 = False
+    device, read = Nvml(old).by_uuid("GPU-0")
+    assert (device.total_bytes, read()) == (36, 9), "what is free is the same"
 
 
 def test_split_gpu_is_not_read_in_place_of_its_mig_device() -> None:

@@ -19,8 +19,10 @@ Source = Callable[[], int | None]
 class Nvml:
     """NVML through nvidia-ml-py. Handles are by UUID: indices depend on CUDA_VISIBLE_DEVICES and MIG.
 
-    ``used`` is NVML's first memory query, which counts what the driver reserved for itself as used:
-    total less used is then what an allocation can still get.
+    NVML's second memory query tells what the driver keeps for itself apart from what is used. That part
+    is left out of the total, so that used is what ``nvidia-smi`` shows, the total is what CUDA can
+    allocate, and their difference is what is free. Drivers that only know the first query count their
+    own part as used.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -74,14 +76,21 @@ class Nvml:
     def _describe(self, handle: Any, index: int | None) -> tuple[Device, Source]:
         library = self._library
 
+        def query() -> Any:
+            try:
+                return library.nvmlDeviceGetMemoryInfo(handle, library.nvmlMemory_v2)
+            except (library.NVMLError, AttributeError):
+                return library.nvmlDeviceGetMemoryInfo(handle)
+
         def read() -> int | None:
             try:
-                return int(library.nvmlDeviceGetMemoryInfo(handle).used)
+                return int(query().used)
             except library.NVMLError:
                 return None
 
         try:
-            total: int | None = int(library.nvmlDeviceGetMemoryInfo(handle).total)
+            memory = query()
+            total: int | None = int(memory.total) - int(getattr(memory, "reserved", 0))
         except library.NVMLError:
             total = None
         if index is None:
