@@ -125,7 +125,7 @@ class Recording:
             split_limit=self.settings.split_limit,
             boot_id=boot_id,
             pid_namespace=pid_namespace,
-            **self.worker.facts(),
+            **self.worker.facts,
         )
 
     def _tell_phase(self, phase: Phase) -> None:

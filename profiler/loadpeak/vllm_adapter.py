@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.util
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
@@ -27,58 +28,38 @@ if TYPE_CHECKING:
 
 WORKER_MODULE = "vllm.v1.worker.worker_base"
 _LOADER = "vllm.model_executor.model_loader"
+_SPLIT_SCOPE = "_scoped_allocator_max_split"
 
 
 class Worker:
-    """One vLLM worker and its configuration, seen through what loadpeak needs of them."""
+    """What loadpeak needs of one vLLM worker and its configuration.
+
+    It holds neither: an engine that its owner drops must be freed, with the memory of its model.
+    """
 
     def __init__(self, worker: Any, config: Any) -> None:
-        self._worker = worker
-        self._config = config
+        self._worker = weakref.ref(worker)
 
-    def facts(self) -> dict[str, Any]:
-        """Fields of the run's header that vLLM knows; what it does not tell is missing."""
-        import vllm
+        def get(path: str) -> Any:
+            value = config
+            for name in path.split("."):
+                value = getattr(value, name, None)
+            return value
 
-        dp_size = self._get("parallel_config.data_parallel_size") or 1
-        world_size = self._get("parallel_config.world_size")
-        return {
-            "engine": "vllm",
-            "engine_version": getattr(vllm, "__version__", None),
-            # Data-parallel engines of one start get an id each, told apart by this suffix.
-            "engine_instance": re.sub(r"_dp\d+$", "", self._get("instance_id") or "") or None,
-            "model": self._get("model_config.model"),
-            "quantization": self._get("model_config.quantization"),
-            "load_format": _optional_text(self._get("load_config.load_format")),
-            "tp_size": self._get("parallel_config.tensor_parallel_size"),
-            "world_size": world_size * dp_size if world_size else None,
-        }
-
-    @property
-    def rank(self) -> int:
-        """This worker's number among all workers of the start, data-parallel ones included."""
-        dp_rank = self._get("parallel_config.data_parallel_rank") or 0
-        return int(dp_rank * (self._get("parallel_config.world_size") or 1) + self._worker.rank)
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's device index on its host, before vLLM adds data-parallel offsets."""
-        return int(self._worker.local_rank)
-
-    @property
-    def first_on_host(self) -> bool:
+        world_size = get("parallel_config.world_size") or 1
+        self.rank = int((get("parallel_config.data_parallel_rank") or 0) * world_size + worker.rank)
+        """Number among all workers of the start, data-parallel ones included."""
+        self.local_rank = int(worker.local_rank)
+        """Device index on the host, before vLLM adds data-parallel offsets."""
+        first = self.local_rank == 0 or world_size == 1
+        self.first_on_host = first and not get("parallel_config.data_parallel_rank_local")
         """Whether this worker speaks for the others on its host."""
-        if self._get("parallel_config.data_parallel_rank_local"):
-            return False
-        return self.local_rank == 0 or self._get("parallel_config.world_size") == 1
-
-    @property
-    def memory_pool(self) -> str | None:
-        """The private pool that weights are loaded into (sleep mode), where a cache release has no effect."""
-        enabled = self._get("model_config.enable_cumem_allocator")
-        if enabled is None:
-            enabled = self._get("model_config.enable_sleep_mode")
-        return "cumem" if enabled else None
+        pooled = get("model_config.enable_cumem_allocator")
+        pooled = get("model_config.enable_sleep_mode") if pooled is None else pooled
+        self.memory_pool = "cumem" if pooled else None
+        """The private pool that weights are loaded into (sleep mode): a cache release has no effect there."""
+        self.facts = _facts(get, world_size)
+        """Fields of the run's header that vLLM knows; what it does not tell is missing."""
 
     def keep_split_limit(self, loading: Callable[[], bool]) -> bool:
         """Leave out vLLM's scoped ``max_split_size_mb`` while ``loading`` says so.
@@ -86,7 +67,8 @@ class Worker:
         Returns:
             False where this vLLM has no such scope.
         """
-        scope = getattr(self._worker, "_scoped_allocator_max_split", None)
+        worker = self._worker()
+        scope = getattr(worker, _SPLIT_SCOPE, None)
         if scope is None:
             return False
 
@@ -94,22 +76,29 @@ class Worker:
         def unless_loading(*args: Any, **kwargs: Any) -> Any:
             return nullcontext() if loading() else scope(*args, **kwargs)
 
-        self._worker._scoped_allocator_max_split = unless_loading
+        setattr(worker, _SPLIT_SCOPE, unless_loading)
         return True
 
     def restore_split_limit(self) -> None:
         """Undo :meth:`keep_split_limit`."""
-        vars(self._worker).pop("_scoped_allocator_max_split", None)
-
-    def _get(self, path: str) -> Any:
-        value = self._config
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        return value
+        worker = self._worker()
+        if worker is not None:
+            vars(worker).pop(_SPLIT_SCOPE, None)
 
 
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _facts(get: Callable[[str], Any], world_size: int) -> dict[str, Any]:
+    load_format = get("load_config.load_format")
+    return {
+        "engine": "vllm",
+        "engine_version": getattr(sys.modules.get("vllm"), "__version__", None),
+        # Data-parallel engines of one start get an id each, told apart by this suffix.
+        "engine_instance": re.sub(r"_dp\d+$", "", get("instance_id") or "") or None,
+        "model": get("model_config.model"),
+        "quantization": get("model_config.quantization"),
+        "load_format": None if load_format is None else str(load_format),
+        "tp_size": get("parallel_config.tensor_parallel_size"),
+        "world_size": world_size * (get("parallel_config.data_parallel_size") or 1),
+    }
 
 
 # ── where a worker starts ─────────────────────────────────────────────────────────────────────────
@@ -294,14 +283,13 @@ class _Observer:
         )
 
     def _replace(self, name: str, original: Any, replacement: Any, leave: str | None = None) -> None:
-        for module_name, module in list(sys.modules.items()):
-            if (
-                module_name.startswith("vllm")
-                and module_name != leave
-                and isinstance(module, ModuleType)
-                and vars(module).get(name) is original
-            ):
-                self._startup.set(module, name, replacement)
+        """Put a function in place of another wherever a module of vLLM has it by name.
+
+        Modules that are imported while the engine loads take the replacement by name too, so the way
+        back looks at all of them again.
+        """
+        _swap(name, original, replacement, leave)
+        self._session.at_end.append(lambda: _swap(name, replacement, original))
 
     def _hook_load_weights(self, loader: Any) -> None:
         if "load_weights" not in vars(loader):
@@ -369,6 +357,17 @@ class _Observer:
         """Warm-up has returned; after an error the session has ended already."""
         if self._session.outcome == "loading":
             self._session.ready()
+
+
+def _swap(name: str, old: Any, new: Any, leave: str | None = None) -> None:
+    for module_name, module in list(sys.modules.items()):
+        if (
+            module_name.startswith("vllm")
+            and module_name != leave
+            and isinstance(module, ModuleType)
+            and vars(module).get(name) is old
+        ):
+            setattr(module, name, new)
 
 
 def _is_moe(method: Any) -> bool:

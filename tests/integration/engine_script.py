@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -100,19 +101,46 @@ SABOTAGE: dict[str | None, Callable[[], Any]] = {
 }
 
 
+def worker_of(llm: Any) -> Any:
+    """The worker of an engine that runs in this process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+
 def leftovers(llm: Any) -> list[str]:
-    """Attributes of loadpeak's that are still on the worker or on a quantization method."""
-    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    """What loadpeak still has on vLLM: on the worker, on quantization methods, in modules."""
+    worker = worker_of(llm)
     names = [name for name in vars(worker) if name in ("load_model", "determine_available_memory")]
     for _, module in worker.get_model().named_modules():
         method = getattr(module, "quant_method", None)
         if method is not None and "process_weights_after_loading" in vars(method):
             names.append(type(method).__name__)
+    hooked = ("get_model_loader", "initialize_model", "process_weights_after_loading")
+    for module_name, found in list(sys.modules.items()):
+        if module_name.startswith("vllm"):
+            for name in hooked:
+                if "loadpeak" in str(getattr(vars(found).get(name), "__code__", "")):
+                    names.append(f"{module_name}.{name}")
     return names
 
 
+def use(llm: Any, scenario: dict[str, Any]) -> dict[str, Any]:
+    """What a ready engine says and how it looks."""
+    from vllm import SamplingParams
+
+    result: dict[str, Any] = {"ready": True, "leftovers": leftovers(llm)}
+    if scenario.get("generate", True):
+        output = llm.generate([PROMPT], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
+        result["tokens"] = list(output[0].outputs[0].token_ids)
+    if scenario.get("wait"):
+        print("SERVING", flush=True)
+        sys.stdin.readline()
+    return result
+
+
 def run(model: str, scenario: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
+    """One engine from start to end."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     environ = dict(os.environ)
     os.environ.update(scenario.get("env", {}))
@@ -125,30 +153,21 @@ def run(model: str, scenario: dict[str, Any]) -> dict[str, Any]:
         "distributed_executor_backend": "uni",
         **scenario.get("llm", {}),
     }
-    llm = None
     try:
         with SABOTAGE[scenario.get("sabotage")]():
             llm = LLM(**arguments)
-        result: dict[str, Any] = {"ready": True}
-        if arguments["distributed_executor_backend"] == "uni":
-            result["leftovers"] = leftovers(llm)
-        if scenario.get("generate", True):
-            output = llm.generate([PROMPT], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
-            result["tokens"] = list(output[0].outputs[0].token_ids)
-        if "while_ready" in scenario:
-            print(json.dumps({"serving": True}), flush=True)
-            sys.stdin.readline()
-        return result
+        result = use(llm, scenario)
+        weights = weakref.ref(worker_of(llm).get_model())
+        del llm
     except Exception as error:  # noqa: BLE001 - the error is the result
         return {"ready": False, "error": type(error).__name__, "message": str(error)}
     finally:
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        del llm
         gc.collect()
         cleanup_dist_env_and_memory()
         os.environ.clear()
         os.environ.update(environ)
+    gc.collect()
+    return {**result, "freed": weights() is None}
 
 
 if __name__ == "__main__":

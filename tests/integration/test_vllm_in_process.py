@@ -116,6 +116,11 @@ def test_no_hook_is_left_when_the_engine_serves(engines: Engines) -> None:
         assert result(engines, name)["leftovers"] == [], name
 
 
+def test_engine_that_is_dropped_is_freed(engines: Engines) -> None:
+    for name in ("plain", "online", "release", "unobserved"):
+        assert result(engines, name)["freed"], name
+
+
 def test_without_cuda_allocator_figures_are_missing_and_resident_memory_stands_in(engines: Engines) -> None:
     for line in engines.record("plain").of(Conversion):
         assert line.before == line.after == Memory()

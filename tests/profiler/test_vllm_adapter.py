@@ -1,9 +1,12 @@
 """The hooks on a small stand-in for vLLM; the real one is in tests/integration."""
 
+import gc
 import importlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -305,7 +308,7 @@ def test_facts_of_the_engine_are_those_it_tells(install: Callable[[Engine], Engi
     engine = install(Engine([moe_model()]))
     watch.install()
     engine.start()
-    facts = watch.workers[0].facts()
+    facts = watch.workers[0].facts
     assert facts["engine_instance"] == "engine1", "data-parallel engines of one start share a run"
     assert (facts["engine_version"], facts["quantization"], facts["load_format"]) == (
         "0.26.0",
@@ -346,9 +349,38 @@ def test_kept_split_limit_leaves_out_the_scope_and_can_be_undone() -> None:
 
 def test_pool_of_sleep_mode_is_known_under_its_old_and_new_name() -> None:
     engine = Engine([])
-    adapter = vllm_adapter.Worker(Worker(engine), engine.config)
-    assert adapter.memory_pool is None
+    worker = Worker(engine)
+    assert vllm_adapter.Worker(worker, engine.config).memory_pool is None
     engine.config.model_config.enable_sleep_mode = True
-    assert adapter.memory_pool == "cumem"
+    assert vllm_adapter.Worker(worker, engine.config).memory_pool == "cumem"
     engine.config.model_config.enable_cumem_allocator = False
-    assert adapter.memory_pool is None
+    assert vllm_adapter.Worker(worker, engine.config).memory_pool is None
+
+
+def test_engine_that_its_owner_drops_is_freed(install: Callable[[Engine], Engine], watch: Watch) -> None:
+    """A recording that kept the worker kept its model: the next engine in the process had no memory."""
+    engine = install(Engine([moe_model()]))
+    watch.install()
+    alive = weakref.ref(engine.start())
+    model = weakref.ref(engine.models.pop())
+    gc.collect()
+    assert alive() is None
+    assert model() is None
+
+
+def test_module_that_is_imported_while_loading_keeps_no_hook(
+    install: Callable[[Engine], Engine], watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's second model runner is imported inside init_device and takes get_model_loader by name."""
+    engine = install(Engine([moe_model()]))
+    late = ModuleType("vllm.v1.worker.gpu.model_runner")
+    original = engine.modules[LOADER].get_model_loader
+
+    def load(model: fake_vllm.Model) -> None:
+        late.get_model_loader = engine.modules[LOADER].get_model_loader  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, late.__name__, late)
+
+    engine.on_load_weights = load
+    watch.install()
+    engine.start()
+    assert late.get_model_loader is original
