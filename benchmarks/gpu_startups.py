@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_startups CONFIG_JSON [--cap-gib 32] [--home FOLDER] [--conf CONF …]
 
 For each allocator setting and each variant: one fresh process, one startup, recorded by loadpeak;
-meanwhile another process reads NVML every 10 ms. Prints the table of docs/results.md.
+meanwhile another process reads NVML every 10 ms, from the start to ready. Prints the table of docs/results.md.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ VARIANTS: dict[str, dict[str, str]] = {
 
 
 def independent_sampler(stop: Connection, interval_seconds: float) -> None:
-    """Highest device use until told to stop, read without any of loadpeak's code."""
+    """Times and device use until told to stop, read without any of loadpeak's code."""
     import pynvml
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    peak, due = 0, time.monotonic()
+    readings, due = [], time.monotonic()
     while not stop.poll():
-        peak = max(peak, int(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used))
+        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used)
+        readings.append((time.monotonic(), used))
         due += interval_seconds
         time.sleep(max(0.0, due - time.monotonic()))
-    stop.send(peak)
+    stop.send(readings)
 
 
 def recorded(home: Path, run: str) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def recorded(home: Path, run: str) -> dict[str, Any]:
     from loadpeak.record import Conversion, PhaseEnd, Ready, Sample, decode_line
 
     found: dict[str, Any] = {"device": 0, "reserved": 0, "allocated": 0, "retries": None, "ready": None}
+    found["ready_at"] = float("inf")
     for path in sorted((home / "runs" / run).glob("*.jsonl")):
         for text in path.read_bytes().splitlines():
             line = decode_line(text)
@@ -57,6 +59,7 @@ def recorded(home: Path, run: str) -> dict[str, Any]:
                 found["allocated"] = max(found["allocated"], line.allocated_peak_bytes or 0)
             elif isinstance(line, Ready):
                 found["ready"], found["retries"] = line.memory.allocated_bytes, line.memory.retries
+                found["ready_at"] = line.at_seconds
     return found
 
 
@@ -81,17 +84,18 @@ def startup(arguments: argparse.Namespace, conf: str, variant: str, run: str) ->
     command += [part for option in arguments.option for part in ("--option", option)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     ours.send("stop")
-    peak: int = ours.recv()
+    readings: list[tuple[float, int]] = ours.recv()
     sampler.join()
     result = next((text[7:] for text in done.stdout.splitlines() if text.startswith("RESULT ")), None)
     if result is None:
         print(done.stdout[-1500:], done.stderr[-3000:], sep="\n", file=sys.stderr)
+    record = recorded(arguments.home, run)
     return {
         "conf": conf,
         "variant": variant,
         "run": run,
-        "independent": peak,
-        **recorded(arguments.home, run),
+        "independent": max(used for at, used in readings if at <= record["ready_at"]),
+        **record,
         **(json.loads(result) if result else {}),
     }
 
