@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_startups CONFIG_JSON [--cap-gib 32] [--home FOLDER] [--conf CONF …]
 
 For each allocator setting and each variant: one fresh process, one startup, recorded by loadpeak;
-meanwhile another process reads NVML every 10 ms, from the start to ready. Prints the table of docs/results.md.
+meanwhile another process reads NVML every 10 ms, from the start to ready. Prints a table in MiB.
 """
 
 from __future__ import annotations

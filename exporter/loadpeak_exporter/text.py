@@ -91,15 +91,8 @@ def layers_text(ranks: Sequence[RankRecord]) -> str:
 
 def print_summary(console: Console, run: RunRecord) -> None:
     """How a startup went: one row a rank, then what is worth knowing."""
-    rows = table(
-        ">rank",
-        "outcome",
-        ">device peak MiB",
-        ">headroom MiB",
-        ">reserved peak",
-        ">ready allocated",
-        ">retries",
-    )
+    columns = (">device peak", ">headroom", ">reserved peak", ">ready allocated", ">retries")
+    rows = table(">rank", "outcome", *columns)
     for rank in run.ranks:
         rows.add_row(
             str(rank.rank),
@@ -111,7 +104,7 @@ def print_summary(console: Console, run: RunRecord) -> None:
             _count(rank.retries),
         )
     console.print(
-        f"\n[bold]run {escape(run.run)}[/] · {escape(run.header.variant)} · {outcome_text(run.outcome)}"
+        f"\n[bold]run {escape(run.run)}[/] · {escape(run.header.variant)} · {outcome_text(run.outcome)} · MiB"
     )
     console.print(rows)
     for note in notes(run):

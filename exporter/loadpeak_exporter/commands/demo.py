@@ -26,7 +26,7 @@ VARIANTS = ("baseline", "moe-layer")
 
 def demo(
     once: bool = typer.Option(False, "--once", help="Stop after the comparison instead of serving on."),
-    speed: float = typer.Option(4.0, min=0.1, max=1000, help="How many times faster than it was."),
+    speed: float = typer.Option(2.0, min=0.1, max=1000, help="How many times faster than it was."),
     as_json: bool = typer.Option(
         False, "--json", help="Print the comparison as JSON on standard output, and nothing else there."
     ),
