@@ -46,13 +46,8 @@ class Server:
         )
         self._server = uvicorn.Server(config)
         self._listener = listener
+        self.port: int = listener.getsockname()[1]
         self._thread: threading.Thread | None = None
-
-    @property
-    def port(self) -> int:
-        """The port that is served."""
-        port: int = self._listener.getsockname()[1]
-        return port
 
     def run(self) -> None:
         """Serve until stopped, in this thread."""
