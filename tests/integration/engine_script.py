@@ -106,6 +106,11 @@ def worker_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
+def in_process(llm: Any) -> bool:
+    """Whether the engine's worker is in this process."""
+    return hasattr(llm.llm_engine.engine_core, "engine_core")
+
+
 def leftovers(llm: Any) -> list[str]:
     """What loadpeak still has on vLLM: on the worker, on quantization methods, in modules."""
     worker = worker_of(llm)
@@ -127,7 +132,9 @@ def use(llm: Any, scenario: dict[str, Any]) -> dict[str, Any]:
     """What a ready engine says and how it looks."""
     from vllm import SamplingParams
 
-    result: dict[str, Any] = {"ready": True, "leftovers": leftovers(llm)}
+    result: dict[str, Any] = {"ready": True}
+    if in_process(llm):
+        result["leftovers"] = leftovers(llm)
     if scenario.get("generate", True):
         output = llm.generate([PROMPT], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
         result["tokens"] = list(output[0].outputs[0].token_ids)
@@ -157,7 +164,7 @@ def run(model: str, scenario: dict[str, Any]) -> dict[str, Any]:
         with SABOTAGE[scenario.get("sabotage")]():
             llm = LLM(**arguments)
         result = use(llm, scenario)
-        weights = weakref.ref(worker_of(llm).get_model())
+        weights = weakref.ref(worker_of(llm).get_model() if in_process(llm) else llm)
         del llm
     except Exception as error:  # noqa: BLE001 - the error is the result
         return {"ready": False, "error": type(error).__name__, "message": str(error)}

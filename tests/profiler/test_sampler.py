@@ -149,6 +149,13 @@ def test_without_a_gpu_resident_memory_stands_in_and_says_so() -> None:
     assert lines.of(Sample)[0].used_bytes == 5
 
 
+def test_memory_that_an_ending_process_gave_back_is_no_reading() -> None:
+    script = Script(lambda turn: 5 if turn < 9 else None, {0: [("resident", "")]}, ends_at=12, candidates=())
+    lines = run(script)
+    assert [sample.used_bytes for sample in lines.of(Sample)][-1] == 5
+    assert not lines.of(SamplerWarning)
+
+
 def test_end_of_the_rank_is_recorded_with_what_is_known_of_it() -> None:
     lines = run(Script(lambda turn: 100, {0: [("device", "GPU-a")]}, ends_at=5))
     assert lines.one(RankEnd).signal == 9

@@ -111,7 +111,10 @@ class Nvml:
 
 
 def resident(pid: int, proc: Path = Path("/proc")) -> tuple[Device, Source]:
-    """The resident memory of a process, from ``/proc/PID/statm`` (its second field, in pages)."""
+    """The resident memory of a process, from ``/proc/PID/statm`` (its second field, in pages).
+
+    Missing once the process is ending, when the file is empty of pages or gone.
+    """
     path = proc / str(pid) / "statm"
     page = os.sysconf("SC_PAGE_SIZE")
 

@@ -74,7 +74,8 @@ class Loop:
             alive = self._rank.alive()
             for order, argument in self._rank.orders():
                 self._obey(order, argument)
-            self._sample()
+            if alive:
+                self._sample()
             if self._stopped:
                 self._assume()
                 return
@@ -127,6 +128,8 @@ class Loop:
             if sample is None:
                 continue
             if sample.used_bytes is None:
+                if track.device.kind == "resident":
+                    continue  # the process is ending: its memory goes first
                 self._warn(
                     f"{track.device.name} stopped telling its memory; readings are missing from here on"
                 )
