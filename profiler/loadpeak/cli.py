@@ -4,14 +4,13 @@ Only the command that is called is imported. Only :func:`main` prints an error a
 """
 
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 import typer
 
-from loadpeak import __version__
+from loadpeak import __version__, parts
 from loadpeak.errors import LoadpeakError
 
-COMMANDS = "loadpeak.commands"
 ORDER = ("run", "runs", "compare", "ab", "report", "whatif", "patch", "serve", "dashboards", "demo")
 """The order in which ``--help`` lists commands; others follow."""
 
@@ -32,7 +31,7 @@ def _root(
 
 def _wanted(arguments: list[str]) -> list[EntryPoint]:
     """The command that is called, or all of them where none is (``--help``)."""
-    commands = {entry.name: entry for entry in entry_points(group=COMMANDS)}
+    commands = {entry.name: entry for entry in parts.find(parts.COMMANDS)}
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     if called in commands:
         return [commands[called]]

@@ -7,11 +7,10 @@ import multiprocessing.util
 import os
 import platform
 import time
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from loadpeak import __version__, run_folder, torch_allocator
+from loadpeak import __version__, parts, run_folder, torch_allocator
 from loadpeak.journal import Journal
 from loadpeak.record import FORMAT, Exit, Header, HookError, Line, RankStart
 from loadpeak.sampler.process import SamplerProcess
@@ -19,6 +18,7 @@ from loadpeak.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
     from loadpeak.guard import Guard
     from loadpeak.record import Phase
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from loadpeak.vllm_adapter import Worker
 
 T = TypeVar("T")
-
-EXTENSIONS = "loadpeak.extensions"
-"""Entry point group of functions that are given each :class:`Recording` before its first phase."""
 
 logger = logging.getLogger("loadpeak")
 
@@ -70,7 +67,7 @@ class Recording:
         )
         self.session.at_end.append(self._stop_sampler)
         self.session.after_init_device.append(self._name_device)
-        for extension in entry_points(group=EXTENSIONS):
+        for extension in parts.find(parts.EXTENSIONS):
             guard.call(f"extension {extension.name}", self._attach, extension)
         multiprocessing.util.Finalize(None, self._exit, exitpriority=10)
 
