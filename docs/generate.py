@@ -4,11 +4,13 @@ A test fails when a page is not what this writes.
 """
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from loadpeak import record, settings
+from loadpeak_exporter import serve_settings
 from loadpeak_exporter.catalogue import CATALOGUE, COMMON_LABELS
 
 FOLDER = Path(__file__).parent
@@ -32,8 +34,20 @@ Every setting is an environment variable of the process that starts vLLM; worker
 cannot be used is named in one line and the default is used. `loadpeak run` has options for the most common.
 
 """
-    text += _table("variable", "default", "accepted", "what it does")
-    for setting in settings.TABLE:
+    text += _settings(settings.TABLE)
+    text += """
+## The host service
+
+What `loadpeak serve` reads besides `LOADPEAK_HOME` and `LOADPEAK_LAYERS`. Here a value that cannot be used
+ends the command.
+
+"""
+    return text + _settings(serve_settings.TABLE)
+
+
+def _settings(table: Iterable[settings.Setting]) -> str:
+    text = _table("variable", "default", "accepted", "what it does")
+    for setting in table:
         default = f"`{setting.default}`" if setting.default else ""
         text += _row(f"`{setting.name}`", default, setting.expected, setting.help)
     return text
@@ -73,6 +87,11 @@ At most, for a run with R ranks, L layers with series of their own and {len(reco
 
 That is {_series(1, 48)} for one rank with 48 layers and {_series(8, 96):,} for eight ranks with 96.
 `LOADPEAK_LAYERS=moe` counts only layers with experts, `off` none of them (L = 0).
+
+The host service exports at most `LOADPEAK_SERVE_RUNS` runs (20) with at most `LOADPEAK_SERVE_LAYERS` layers
+(128) of each rank: {20 * _series(8, 128):,} series for a host with eight GPUs at the most, and
+{_series(8, 48):,} for one start of a 48-layer model. Runs leave it `LOADPEAK_SERVE_KEEP_HOURS` (24) after
+their last line.
 """
     return text
 

@@ -14,19 +14,23 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from loadpeak import __version__
+from loadpeak.errors import LoadpeakError, RunNotFoundError
 from loadpeak_exporter.exposition import CONTENT_TYPE, Exposition
 from loadpeak_exporter.records import RunRecord
 
 
-def create_app(runs: Callable[[], Iterable[RunRecord]], layers: str = "all") -> FastAPI:
+def create_app(
+    runs: Callable[[], Iterable[RunRecord]], layers: str = "all", most_layers: int | None = None
+) -> FastAPI:
     """The app over these runs.
 
     Args:
         runs: gives the records, anew at each request; the same objects as long as nothing has changed.
         layers: the setting ``LOADPEAK_LAYERS``.
+        most_layers: how many layers of a rank have series of their own at the most.
     """
     app = FastAPI(title="loadpeak", version=__version__, docs_url=None, redoc_url=None)
-    exposition = Exposition(layers)
+    exposition = Exposition(layers, most_layers)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -38,6 +42,7 @@ def create_app(runs: Callable[[], Iterable[RunRecord]], layers: str = "all") -> 
         """Whether the exporter itself is well."""
         return {"status": "ok", "version": __version__}
 
+    app.exception_handler(LoadpeakError)(_our_error)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
     app.exception_handler(Exception)(_unexpected)
@@ -52,11 +57,17 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
     )
 
 
+async def _our_error(request: Request, error: Exception) -> JSONResponse:
+    missing = isinstance(error, RunNotFoundError)
+    status = http.HTTPStatus.NOT_FOUND if missing else http.HTTPStatus.BAD_REQUEST
+    return error_response(status, str(error))
+
+
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == http.HTTPStatus.NOT_FOUND and message == "Not Found":
-        message = f"there is no {request.url.path} here; /metrics and /healthz are"
+        message = f"there is no {request.url.path} here; /openapi.json tells what there is"
     return error_response(error.status_code, message, dict(error.headers or {}))
 
 

@@ -7,7 +7,7 @@ where a process's resident memory stands in, and empty while the device is not k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from loadpeak.record import OUTCOMES, PHASES
@@ -272,8 +272,15 @@ CATALOGUE: tuple[Metric, ...] = (
 )
 
 
-def shown_layers(rank: RankRecord, layers: str) -> Iterable[LayerRecord]:
-    """The layers that have series of their own, by the setting ``LOADPEAK_LAYERS``."""
+def shown_layers(rank: RankRecord, layers: str, most: int | None = None) -> Sequence[LayerRecord]:
+    """The layers that have series of their own.
+
+    Args:
+        rank: whose layers.
+        layers: the setting ``LOADPEAK_LAYERS``.
+        most: how many at the most, the first ones.
+    """
     if layers == "off":
         return ()
-    return rank.layers if layers == "all" else [layer for layer in rank.layers if layer.moe]
+    shown = rank.layers if layers == "all" else [layer for layer in rank.layers if layer.moe]
+    return shown[:most]

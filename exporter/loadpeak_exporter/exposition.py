@@ -22,8 +22,14 @@ _HEADERS = {
 class Exposition:
     """Renders records; the text is kept as long as the records are the same objects."""
 
-    def __init__(self, layers: str = "all") -> None:
-        self._layers = layers
+    def __init__(self, layers: str = "all", most_layers: int | None = None) -> None:
+        """Show these layers.
+
+        Args:
+            layers: the setting ``LOADPEAK_LAYERS``.
+            most_layers: how many layers of a rank at the most.
+        """
+        self._layers, self._most_layers = layers, most_layers
         self._shown: list[RunRecord] = []
         self._text = b""
         self._lines: dict[tuple[str, int, int], tuple[LayerRecord, str, tuple[str, ...]]] = {}
@@ -50,7 +56,7 @@ class Exposition:
                             if value is not None:
                                 own = "," + _labels(metric.labels, labels) if labels else ""
                                 lines.append(f"{metric.name}{{{common}{own}}} {value}\n")
-                for layer in shown_layers(rank, self._layers):
+                for layer in shown_layers(rank, self._layers, self._most_layers):
                     key = (run.run, rank.rank, layer.layer)
                     entry = self._lines.get(key)
                     if entry is None or entry[0] is not layer or entry[1] != common:

@@ -27,6 +27,7 @@ from loadpeak.record import (
     Sample,
     SamplerWarning,
 )
+from loadpeak_exporter.history import History
 from loadpeak_exporter.records import FailureRecord, LayerRecord, PhaseRecord, RankRecord
 
 SETTLED_SECONDS = 0.1
@@ -81,13 +82,12 @@ class RankFold:
         self._fixes: dict[str, Fix] = {}
         self._exporter: str | None = None
         self._device: Device | None = None
-        self._sample_times: list[float] = []
-        self._sample_values: list[int | None] = []
         self._device_peaks: dict[Phase, int] = {}
         self._gap: float | None = None
         self._warning: str | None = None
         self._updated = 0.0
         self._sampler_done = False
+        self.history = History()
 
     def feed(self, line: AnyLine) -> None:
         """One more line, from the journal or from the samples of this rank."""
@@ -101,7 +101,8 @@ class RankFold:
             self._phase = line.phase
             phase = self._phases.setdefault(line.phase, _Phase(line.at_seconds))
             phase.settings = line.settings
-            self._read(line.memory)
+            self.history.begin(line.phase, line.at_seconds)
+            self._read(line.memory, line.at_seconds)
         elif isinstance(line, PhaseEnd):
             self._phase_end(line)
         elif isinstance(line, Model):
@@ -112,11 +113,11 @@ class RankFold:
             self._device = line.device
         elif isinstance(line, Ready):
             self._phase, self._ready = "ready", line
-            self._read(line.memory)
+            self._read(line.memory, line.at_seconds)
         elif isinstance(line, Failure):
             first = (line.message.strip().splitlines() or [""])[0]
             self._fail(line.outcome, f"{line.error}: {first}".rstrip(": "), line.message, line.phase)
-            self._read(line.memory)
+            self._read(line.memory, line.at_seconds)
         elif isinstance(line, Exit):
             self._fail("failed", "the process ended before the engine was ready")
         elif isinstance(line, RankEnd):
@@ -135,11 +136,6 @@ class RankFold:
     def outcome(self) -> Outcome:
         """What the lines say; whether a rank that says ``loading`` still lives is for others to find out."""
         return "ready" if self._ready else self._failure.outcome if self._failure else "loading"
-
-    @property
-    def timeline(self) -> tuple[list[float], list[int | None]]:
-        """Times and values of the device samples; each value is in force until the next."""
-        return self._sample_times, self._sample_values
 
     def record(self, now_seconds: float | None, gone: str | None = None) -> RankRecord | None:
         """What is known; nothing before the journal's first line.
@@ -161,7 +157,7 @@ class RankFold:
             pid=self.start.pid,
             started_at_seconds=self.start.at_seconds,
             started_at_wall_seconds=self.start.at_wall_seconds,
-            updated_at_seconds=max([self._updated, *self._sample_times[-1:]]),
+            updated_at_seconds=max([self._updated, *self.history.device_times[-1:]]),
             outcome="ready" if self._ready else failure.outcome if failure else "loading",
             phase=self._phase,
             device=self._device,
@@ -175,7 +171,7 @@ class RankFold:
             reserved_peak_bytes=self._reserved_peak,
             retries=self._counts["retries"],
             ooms=self._counts["ooms"],
-            device_used_bytes=self._sample_values[-1] if self._sample_values else None,
+            device_used_bytes=self.history.device_values[-1] if self.history.device_values else None,
             device_used_peak_bytes=used_peak,
             headroom_bytes=None if device_total is None or used_peak is None else device_total - used_peak,
             ready_allocated_bytes=self._ready.memory.allocated_bytes if self._ready else None,
@@ -189,8 +185,9 @@ class RankFold:
 
     # ── what each kind of line changes ────────────────────────────────────────────────────────────
 
-    def _read(self, memory: Memory) -> None:
+    def _read(self, memory: Memory, at_seconds: float) -> None:
         self._memory = memory
+        self.history.allocator(at_seconds, memory.allocated_bytes, memory.reserved_bytes)
         self._peaks(memory.allocated_peak_bytes, memory.reserved_peak_bytes)
         self._peaks(memory.allocated_bytes, memory.reserved_bytes)
         for name in self._counts:
@@ -205,12 +202,18 @@ class RankFold:
         phase.duration = (phase.duration or 0.0) + line.duration_seconds
         phase.allocated_peak = highest(phase.allocated_peak, line.allocated_peak_bytes)
         phase.reserved_peak = highest(phase.reserved_peak, line.reserved_peak_bytes)
-        self._read(line.memory)
+        self._read(line.memory, line.at_seconds)
+        self.history.end(line.at_seconds)
         self._peaks(line.allocated_peak_bytes, line.reserved_peak_bytes)
 
     def _conversion(self, line: Conversion) -> None:
-        self._updated = max(self._updated, line.at_seconds + line.duration_seconds)
+        ended = line.at_seconds + line.duration_seconds
+        self._updated = max(self._updated, ended)
         self._memory = line.after
+        self.history.allocator(line.at_seconds, line.before.allocated_bytes, line.before.reserved_bytes)
+        middle = (line.at_seconds + ended) / 2
+        self.history.allocator(middle, line.allocated_peak_bytes, line.reserved_peak_bytes)
+        self.history.allocator(ended, line.after.allocated_bytes, line.after.reserved_bytes)
         self._peaks(line.allocated_peak_bytes, line.reserved_peak_bytes)
         for name in self._counts:
             self._counts[name] = total(self._counts[name], getattr(line, name))
@@ -225,8 +228,8 @@ class RankFold:
             layer.settled = None
 
     def _sample(self, line: Sample) -> None:
-        self._sample_times.append(line.at_seconds)
-        self._sample_values.append(line.used_bytes)
+        self.history.device_times.append(line.at_seconds)
+        self.history.device_values.append(line.used_bytes)
         peak = highest(line.used_bytes, line.phase_peak_bytes)
         if peak is not None:
             self._device_peaks[line.phase] = max(peak, self._device_peaks.get(line.phase, 0))
@@ -284,25 +287,28 @@ class RankFold:
             retries=total(*(line.retries for line in conversions)),
             ooms=total(*(line.ooms for line in conversions)),
         )
-        if self._sample_times and self._sample_times[-1] > record.ended_at_seconds + SETTLED_SECONDS:
+        if (
+            self.history.device_times
+            and self.history.device_times[-1] > record.ended_at_seconds + SETTLED_SECONDS
+        ):
             layer.settled = record
         return record
 
     def _device_peak_during(self, line: Conversion) -> int | None:
         """Highest device use in force between a conversion's start and end."""
-        times = self._sample_times
+        times = self.history.device_times
         begin = max(0, bisect.bisect_right(times, line.at_seconds) - 1)
         end = bisect.bisect_right(times, line.at_seconds + line.duration_seconds)
-        return highest(*self._sample_values[begin:end]) if end else None
+        return highest(*self.history.device_values[begin:end]) if end else None
 
     def _longest_gap(self, now_seconds: float | None) -> float | None:
         """The longest time between two samples, the silence of a sampler that is gone included."""
-        if not self._sample_times:
+        if not self.history.device_times:
             return self._gap
         until = self._updated
         if self.outcome == "loading" and now_seconds is not None:
             until = max(until, now_seconds)
-        silence = until - self._sample_times[-1]
+        silence = until - self.history.device_times[-1]
         if silence > SILENCE_SECONDS and not self._sampler_done:
             return max(round(silence, 3), self._gap or 0.0)
         return self._gap

@@ -13,25 +13,36 @@ if TYPE_CHECKING:
 PORTS_TRIED = 50
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on a port.
+
+    Raises:
+        OSError: the port is in use, or the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens on the port, or on the next free one.
 
     Raises:
         OSError: none of the next 50 ports is free, or the address is not ours.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in range(port, min(port + PORTS_TRIED, 65536)):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, candidate))
-            listener.listen(128)
+            return listen(host, candidate)
         except OSError as error:
-            listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-        else:
-            return listener
     raise OSError(errno.EADDRINUSE, f"ports {port} to {port + PORTS_TRIED - 1} of {host} are all in use")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from loadpeak import run_folder
 from loadpeak.errors import AmbiguousRunError, RunNotFoundError
 from loadpeak.record import CommandEnd, Header, Outcome, decode_header
 from loadpeak_exporter.fold import RankFold
+from loadpeak_exporter.history import Timeline
 from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 from loadpeak_exporter.tail import Damage, Tail
 
@@ -43,16 +45,21 @@ class _Rank(NamedTuple):
 
 
 class RunReader:
-    """One run folder. :meth:`read` returns the same object as long as nothing has changed."""
+    """One run folder. :meth:`read` returns the same object as long as nothing has changed.
+
+    Threads may share it: handlers of the host service do.
+    """
 
     def __init__(self, folder: Path, host: Host) -> None:
         self.folder = folder
         self._host = host
+        self._lock = threading.Lock()
         self._ranks: dict[int, _Rank] = {}
         self._command = Tail(run_folder.command_path(folder))
         self._exit_code: int | None = None
         self._header: Header | None = None
         self._record: RunRecord | DamagedRun | None = None
+        self._changed_at_wall_seconds = 0.0
 
     @property
     def created_at_wall_seconds(self) -> float:
@@ -68,22 +75,47 @@ class RunReader:
 
     def read(self) -> RunRecord | DamagedRun:
         """What the folder says now."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> RunRecord | DamagedRun:
         if self._header is None:
             self._header = run_folder.read_header(self.folder)
         if self._header is None:
             return DamagedRun(run=self.folder.name, damage=self._header_damage())
-        changed = self._follow()
         record = self._record
+        if isinstance(record, RunRecord) and self._settled(record):
+            return record
+        changed = self._follow()
         if isinstance(record, RunRecord) and not changed and record.outcome != "loading":
             return record
         renewed = self._build(self._header)
         if not isinstance(record, RunRecord) or changed or renewed != record:
             self._record = record = renewed
+            self._changed_at_wall_seconds = self._host.wall()
         return record
 
-    def timeline(self, rank: int) -> tuple[list[float], list[int | None]]:
-        """Device samples of a rank: times and bytes in use from each on."""
-        return self._ranks[rank].fold.timeline
+    def timeline(self, rank: int, points: int) -> Timeline | None:
+        """What a rank's memory did over time, as of the last :meth:`read`; nothing without that rank."""
+        found = self._ranks.get(rank)
+        if found is None or found.fold.start is None:
+            return None
+        with self._lock:
+            return found.fold.history.timeline(rank, found.fold.start.at_seconds, points)
+
+    def alive(self, rank: int) -> bool:
+        """Whether a rank's process runs; taken to be so where it cannot be looked up."""
+        found = self._ranks.get(rank)
+        if found is None or found.fold.start is None or self._header is None:
+            return False
+        if not self._shares_pids(self._header):
+            return True
+        return self._lives(found.fold.start.pid, found.fold.start.at_seconds)
+
+    def _shares_pids(self, header: Header) -> bool:
+        """Whether the run's process ids mean something here: same boot, same pid namespace."""
+        here = (self._host.boot_id, self._host.pid_namespace)
+        return None not in here and (header.boot_id, header.pid_namespace) == here
 
     def _header_damage(self) -> tuple[Damage, ...]:
         path = self.folder / run_folder.HEADER
@@ -96,6 +128,12 @@ class RunReader:
         else:
             return ()
         return (Damage(run_folder.HEADER, 0, reason),)
+
+    def _settled(self, record: RunRecord) -> bool:
+        """Whether a run that has ended has been quiet for so long that its files need no look."""
+        if record.outcome == "loading":
+            return False
+        return self._host.wall() - self._changed_at_wall_seconds > STALE_SECONDS
 
     def _follow(self) -> bool:
         """Read what was added to any file; true if anything was."""
@@ -136,15 +174,15 @@ class RunReader:
 
     def _rank_record(self, rank: _Rank, header: Header, here: bool) -> RankRecord | None:
         fold = rank.fold
-        gone = self._gone(rank, header, here) if fold.outcome == "loading" else None
+        gone = self._gone(rank, header) if fold.outcome == "loading" else None
         return fold.record(self._host.clock() if here and gone is None else None, gone)
 
-    def _gone(self, rank: _Rank, header: Header, here: bool) -> str | None:
+    def _gone(self, rank: _Rank, header: Header) -> str | None:
         """Why a rank that says ``loading`` must be dead, if it must."""
         start = rank.fold.start
         if start is None:
             return None
-        if here and header.pid_namespace == self._host.pid_namespace is not None:
+        if self._shares_pids(header):
             lives = self._lives(start.pid, start.at_seconds)
             return None if lives else "the process was gone before the engine was ready"
         # Another host, or another container: process ids mean nothing here.
@@ -175,6 +213,19 @@ class RunStore:
     def runs(self) -> list[RunRecord | DamagedRun]:
         """Every run, newest first."""
         return [self.reader(name).read() for name in self._names()]
+
+    def exported(self, keep_seconds: float, most: int) -> list[RunRecord]:
+        """Runs for ``/metrics``: those that load, then the newest that ended less than so long ago.
+
+        Args:
+            keep_seconds: how long a run stays after its last line.
+            most: how many at the most.
+        """
+        oldest = self._host.wall() - keep_seconds
+        records = [record for record in self.runs() if isinstance(record, RunRecord) and record.ranks]
+        live = [record for record in records if record.outcome == "loading"]
+        ended = [record for record in records if record.outcome != "loading" and last_word(record) >= oldest]
+        return (live + ended)[:most]
 
     def reader(self, run: str) -> RunReader:
         """The reader of a run by its full id; it keeps its place in the files."""
@@ -220,6 +271,17 @@ class RunStore:
         except OSError:
             return []
         return sorted(names, key=lambda name: (self.reader(name).created_at_wall_seconds, name), reverse=True)
+
+
+def last_word(run: RunRecord) -> float:
+    """When anything was last heard of a run, in seconds of the wall clock."""
+    return max(
+        (
+            rank.started_at_wall_seconds + rank.updated_at_seconds - rank.started_at_seconds
+            for rank in run.ranks
+        ),
+        default=run.header.created_at_wall_seconds,
+    )
 
 
 def run_outcome(ranks: list[RankRecord]) -> Outcome:

@@ -6,13 +6,16 @@ command line options of ``loadpeak run`` set the same names. Docs and tests read
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from loadpeak.errors import SettingError
+
+Parse = Callable[[str], Any]
+"""A setting's value from its text; raises ValueError (or KeyError) for one that cannot be used."""
 
 
 class Setting(NamedTuple):
@@ -23,7 +26,7 @@ class Setting(NamedTuple):
     default: str
     expected: str
     help: str
-    parse: Callable[[str], Any]
+    parse: Parse
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +47,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Values that could not be used; their defaults stand in."""
 
 
-def _state_folder() -> str:
-    return os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+HOME_DEFAULT = "$XDG_STATE_HOME/loadpeak or ~/.local/state/loadpeak"
+
+
+def _home(text: str) -> Path:
+    if text == HOME_DEFAULT:
+        text = (os.environ.get("XDG_STATE_HOME") or "~/.local/state") + "/loadpeak"
+    return Path(text).expanduser()
 
 
 def _flag(text: str) -> bool:
@@ -67,7 +75,12 @@ def _interval(text: str) -> float:
     return seconds
 
 
-def _port(text: str) -> int | None:
+def port_or_off(text: str) -> int | None:
+    """A port number, or nothing for ``off``.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if text.lower() == "off":
         return None
     port = int(text)
@@ -76,7 +89,7 @@ def _port(text: str) -> int | None:
     return port
 
 
-def _one_of(*choices: str) -> Callable[[str], str]:
+def _one_of(*choices: str) -> Parse:
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError
@@ -127,10 +140,10 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "LOADPEAK_HOME",
         "home",
-        "$XDG_STATE_HOME/loadpeak or ~/.local/state/loadpeak",
+        HOME_DEFAULT,
         "a folder",
         "Where the records of runs are kept, in the folder `runs`.",
-        lambda text: Path(text or _state_folder() + "/loadpeak").expanduser(),
+        _home,
     ),
     Setting(
         "LOADPEAK_RUN_ID",
@@ -186,7 +199,7 @@ TABLE: tuple[Setting, ...] = (
         "9838",
         "a port number, or off",
         "Port of the exporter inside the engine; the next free one is taken when it is in use.",
-        _port,
+        port_or_off,
     ),
     Setting(
         "LOADPEAK_HOST",
@@ -209,14 +222,19 @@ TABLE: tuple[Setting, ...] = (
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings in an environment; a bad value becomes a problem and its default is used."""
+    values, problems = read(TABLE, environ)
+    return Settings(**values, problems=tuple(problems))
+
+
+def read(table: Iterable[Setting], environ: Mapping[str, str]) -> tuple[dict[str, Any], list[SettingError]]:
+    """Values by field, and what could not be used; its default stands in."""
     values: dict[str, Any] = {}
     problems: list[SettingError] = []
-    for setting in TABLE:
-        default = "" if setting.field == "home" else setting.default
-        text = environ.get(setting.name) or default
+    for setting in table:
+        text = environ.get(setting.name) or setting.default
         try:
             values[setting.field] = setting.parse(text)
         except (ValueError, KeyError):
             problems.append(SettingError(setting.name, text, setting.expected))
-            values[setting.field] = setting.parse(default)
-    return Settings(**values, problems=tuple(problems))
+            values[setting.field] = setting.parse(setting.default)
+    return values, problems

@@ -1,6 +1,7 @@
 """Records are read while they are written, and damage is shown with what could be read."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,29 @@ def test_run_that_grows_is_followed(tmp_path: Path) -> None:
         assert isinstance(run, RunRecord)
         layers.append(run.ranks[0].layers_done)
     assert layers == [1, 2, 3]
+
+
+def test_reader_that_threads_share_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """The demo's live view and its server read the same store; handlers of the host service do too."""
+    startup = Startup(tmp_path)
+    startup.session.start_phase("process_weights")
+    reader = RunReader(startup.folder, host(wall=lambda: 0.0))
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.is_set():
+            reader.read()
+
+    threads = [threading.Thread(target=follow) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for layer in range(300):
+        watch = startup.session.start_conversion()
+        startup.session.end_conversion(watch, name="x", method="m.M", moe=True, layer=layer, layer_done=True)
+    done.set()
+    for thread in threads:
+        thread.join()
+    record = reader.read()
+    assert isinstance(record, RunRecord)
+    assert record.damage == ()
+    assert record.ranks[0].layers_done == 300
