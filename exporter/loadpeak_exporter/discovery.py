@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,6 +11,7 @@ from fastapi import APIRouter
 from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.store import RunStore
 
+CONNECT_SECONDS = 0.2
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 
@@ -21,19 +23,32 @@ def create_router(store: RunStore) -> APIRouter:
     def sd() -> list[dict[str, Any]]:
         """Targets in the form of Prometheus's `http_sd_config`; the label `host` names this host."""
         return [
-            {"targets": [target], "labels": {"host": platform.node(), "run": run.run}}
-            for run, target in _exporters(store)
+            {"targets": [target], "labels": {"host": platform.node(), "run": run}}
+            for target, run in _exporters(store).items()
+            if _answers(target)
         ]
 
     return router
 
 
-def _exporters(store: RunStore) -> list[tuple[RunRecord, str]]:
-    found = []
+def _exporters(store: RunStore) -> dict[str, str]:
+    """Where exporters listen, and their run; a port that was used again is the newest run's."""
+    found: dict[str, str] = {}
     for run in store.runs():
         if isinstance(run, RunRecord) and run.outcome in ("loading", "ready"):
             for rank in run.ranks:
-                if rank.exporter is not None and store.reader(run.run).alive(rank.rank):
+                if rank.exporter is not None:
                     host, _, port = rank.exporter.rpartition(":")
-                    found.append((run, f"{platform.node() if host in EVERYWHERE else host}:{port}"))
+                    target = f"{platform.node() if host in EVERYWHERE else host}:{port}"
+                    found.setdefault(target, run.run)
     return found
+
+
+def _answers(target: str) -> bool:
+    """Whether somebody listens there: an engine may have ended since, without a word in its record."""
+    host, _, port = target.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

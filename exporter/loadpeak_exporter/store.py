@@ -103,15 +103,6 @@ class RunReader:
         with self._lock:
             return found.fold.history.timeline(rank, found.fold.start.at_seconds, points)
 
-    def alive(self, rank: int) -> bool:
-        """Whether a rank's process runs; taken to be so where it cannot be looked up."""
-        found = self._ranks.get(rank)
-        if found is None or found.fold.start is None or self._header is None:
-            return False
-        if not self._shares_pids(self._header):
-            return True
-        return self._lives(found.fold.start.pid, found.fold.start.at_seconds)
-
     def _shares_pids(self, header: Header) -> bool:
         """Whether the run's process ids mean something here: same boot, same pid namespace."""
         here = (self._host.boot_id, self._host.pid_namespace)

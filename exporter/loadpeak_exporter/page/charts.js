@@ -45,7 +45,7 @@ function draw(id, traces, chartLayout) {
     return;
   }
   const there = traces.filter((trace) => trace.y.some((value) => value !== null));
-  window.Plotly.react(place, there, chartLayout, { displaylogo: false, responsive: true });
+  window.Plotly.react(place, there, chartLayout, { displayModeBar: false, responsive: true });
 }
 
 // Shading for each phase, with its name where there is room for it.

@@ -24,7 +24,7 @@ async function refresh() {
     const { kind, names } = route();
     if (kind === "compare") await showComparison(names[0], names[1]);
     else if (kind === "run") await showRun(names[0], Number(names[1] ?? 0), runs);
-    else if (runs.length) location.replace("#/run/" + encodeURIComponent(runs[0].run));
+    else if (runs.length) location.replace("#/run/" + encodeURIComponent((runs.find((run) => run.ranks) ?? runs[0]).run));
     else empty();
     if (runs.some((run) => run.outcome === "loading")) pause = LIVE_MS;
     document.querySelector("#state").textContent = "";
@@ -120,7 +120,7 @@ async function showRun(name, rankNumber, runs) {
   const rank = run.ranks.find((found) => found.rank === rankNumber) ?? run.ranks[0];
   const others = run.ranks.length > 1 ? run.ranks.map((found) => rankLink(name, found.rank, rankNumber)).join(" ") : "";
   view.querySelector("h2").innerHTML =
-    html`${run.header.variant} · ${{ raw: outcome(run.outcome) }} · ${run.header.model ?? "model not known"} ${{ raw: others }}`;
+    html`${run.header.variant} · ${{ raw: outcome(run.outcome) }} · ${modelName(run.header.model)} ${{ raw: others }}`;
   view.querySelector(".notes").innerHTML = notes(run, rank);
   if (!rank) return;
   view.querySelector(".figures").innerHTML = figures(rank);
@@ -129,6 +129,10 @@ async function showRun(name, rankNumber, runs) {
   bar.max = rank.layers_expected ?? 1;
   bar.value = rank.layers_done;
   if (timeline) runCharts(timeline, rank);
+}
+
+function modelName(model) {
+  return model ? model.replace(/\/+$/, "").split("/").slice(-2).join("/") : "model not known";
 }
 
 function rankLink(name, number, current) {
