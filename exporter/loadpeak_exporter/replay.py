@@ -23,6 +23,7 @@ from loadpeak.record import (
     Conversion,
     Device,
     DeviceFound,
+    Failure,
     Fix,
     Header,
     Memory,
@@ -108,6 +109,7 @@ class _Rank:
             self._journal.append,
             lambda phase: self._orders.append(("phase", phase)),
             clock=clock,
+            is_out_of_memory=lambda error: type(error).__name__ == "OutOfMemoryError",
         )
 
     def threads(self) -> list[threading.Thread]:
@@ -157,6 +159,9 @@ class _Rank:
         elif isinstance(line, Ready):
             allocator.show(line.memory)
             session.ready()
+        elif isinstance(line, Failure):
+            allocator.show(line.memory)
+            session.failed(type(line.error, (Exception,), {})(line.message))
 
     def _convert(self, line: Conversion) -> None:
         session, allocator = self._session, self._allocator

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import typer
 from rich.console import Console
 
 from loadpeak import run_folder, settings
-from loadpeak_exporter import live, replay
+from loadpeak.errors import CommandError
+from loadpeak_exporter import fleet_demo, live, replay
 from loadpeak_exporter.app import create_app
 from loadpeak_exporter.commands.compare import to_json
+from loadpeak_exporter.commands.serve import serve
 from loadpeak_exporter.compare import compare
+from loadpeak_exporter.fleet_demo import STORIES
 from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.server import Server, bind
 from loadpeak_exporter.store import RunStore
@@ -30,11 +34,20 @@ def demo(
     as_json: bool = typer.Option(
         False, "--json", help="Print the comparison as JSON on standard output, and nothing else there."
     ),
+    story: str = typer.Option(
+        "",
+        help="Instead play a made-up host of a fleet without end, behind `loadpeak serve`: "
+        + ", ".join(STORIES)
+        + ".",
+    ),
 ) -> None:
     """Replay two recorded startups of vLLM, as it is and with the cache release, and compare them.
 
     The recorder, the sampler and the exporter run as in an engine; only the readings are recorded ones.
     """
+    if story:
+        _play_host(story, speed)
+        return
     console = Console(stderr=True) if as_json else Console()
     home = Path(tempfile.mkdtemp(prefix="loadpeak-demo-"))
     store = RunStore(home)
@@ -60,6 +73,16 @@ def demo(
     finally:
         server.stop()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _play_host(story: str, speed: float) -> None:
+    """One host of a made-up fleet; its run store is the configured one."""
+    if story not in STORIES:
+        raise CommandError(f"there is no story {story!r}; there are {', '.join(STORIES)}")
+    home = settings.load().home
+    arguments = (RECORDED, home, story, speed)
+    threading.Thread(target=fleet_demo.play, args=arguments, name="fleet-demo", daemon=True).start()
+    serve("", "")
 
 
 def _replay(console: Console, store: RunStore, variant: str, home: Path, speed: float) -> RunRecord:
