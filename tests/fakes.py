@@ -1,8 +1,11 @@
 """Stand-ins for the outside world, shared by the tests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from loadpeak.record import Line, Memory
+from loadpeak.record import Line, Memory, Phase
+from loadpeak.session import Session
 
 MiB = 1 << 20
 T = TypeVar("T", bound=Line)
@@ -90,3 +93,13 @@ class Lines(list[Line]):
     def one(self, kind: type[T]) -> T:
         (line,) = self.of(kind)
         return line
+
+
+@contextmanager
+def phase_of(session: Session, phase: Phase) -> Iterator[None]:
+    """A phase around a block."""
+    session.start_phase(phase)
+    try:
+        yield
+    finally:
+        session.end_phase()

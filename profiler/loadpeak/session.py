@@ -12,8 +12,7 @@ resets only where vLLM measures nothing: at the end of a phase and at the start 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -258,15 +257,6 @@ class Session:
         for window in self._windows:
             window.fold(memory)
         return memory
-
-    @contextmanager
-    def recording(self, phase: Phase) -> Iterator[None]:
-        """A phase around a block of our own code (replays and tests)."""
-        self.start_phase(phase)
-        try:
-            yield
-        finally:
-            self.end_phase()
 
 
 class ConversionWatch:

@@ -10,7 +10,7 @@ from loadpeak.record import Device, DeviceFound, Header, RankStart, Sample, Samp
 from loadpeak.session import Session
 from loadpeak_patches.policies import parse
 from loadpeak_patches.release import CacheRelease
-from tests.fakes import FakeAllocator, FakeClock, MiB
+from tests.fakes import FakeAllocator, FakeClock, MiB, phase_of
 from tests.profiler.test_record_files import header
 
 GPU = Device(kind="nvml", name="Tesla V100-SXM2-32GB", uuid="GPU-a", index=0, total_bytes=32 << 30)
@@ -83,11 +83,11 @@ class Startup:
 
     def load(self, layers: int = 2) -> Startup:
         """Weights of 100 MiB, then so many converted layers."""
-        with self.session.recording("load_weights"):
+        with phase_of(self.session, "load_weights"):
             self.allocator.allocate(100 * MiB)
             self.sample()
             self.clock.sleep(0.2)
-        with self.session.recording("process_weights"):
+        with phase_of(self.session, "process_weights"):
             self.session.model(range(layers), range(layers), layers)
             for layer in range(layers):
                 self.allocator.retries += layer

@@ -13,7 +13,7 @@ from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 from loadpeak_exporter.store import STALE_SECONDS, Host, RunReader, RunStore
 from loadpeak_exporter.tail import Tail
 from tests.exporter.building import RESIDENT, Startup
-from tests.fakes import AbsentAllocator, FakeClock, MiB
+from tests.fakes import AbsentAllocator, FakeClock, MiB, phase_of
 
 LINE = encode_line(Exit(at_seconds=1.0))
 
@@ -145,7 +145,7 @@ def test_device_use_that_was_in_force_when_a_layer_began_counts_to_it(tmp_path: 
 def test_phase_that_comes_again_is_added_up(tmp_path: Path) -> None:
     startup = Startup(tmp_path)
     for size in (50, 20):
-        with startup.session.recording("create_model"):
+        with phase_of(startup.session, "create_model"):
             startup.allocator.allocate(size * MiB)
             startup.allocator.free(size * MiB)
             startup.clock.sleep(1)

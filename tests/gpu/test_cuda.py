@@ -11,7 +11,7 @@ from loadpeak.session import Session
 from loadpeak.torch_allocator import TorchAllocator, is_out_of_memory, wrap_resets
 from loadpeak_patches.policies import parse
 from loadpeak_patches.release import CacheRelease
-from tests.fakes import Lines, MiB
+from tests.fakes import Lines, MiB, phase_of
 
 pytestmark = pytest.mark.gpu
 
@@ -40,13 +40,13 @@ def test_readings_are_those_of_torch(torch: Any) -> None:
 def test_peak_is_the_highest_since_the_reset_whoever_resets(torch: Any) -> None:
     allocator, lines = TorchAllocator(), Lines()
     session = Session(allocator, lines.append)
-    with session.recording("load_weights"):
+    with phase_of(session, "load_weights"):
         pass
     originals = [(module, name, getattr(module, name)) for module, name, _ in wrap_resets(lambda: None)]
     for module, name, wrapped in wrap_resets(session.before_reset):
         setattr(module, name, wrapped)
     try:
-        with session.recording("process_weights"):
+        with phase_of(session, "process_weights"):
             before = torch.cuda.memory_allocated()
             held = torch.empty(256 * MiB, dtype=torch.uint8, device="cuda")
             del held

@@ -15,7 +15,7 @@ from loadpeak_patches import release, split_limit
 from loadpeak_patches.policies import parse
 from loadpeak_patches.release import CacheRelease
 from loadpeak_patches.targets import TARGETS, Target, is_target
-from tests.fakes import AbsentAllocator, FakeAllocator, Lines, MiB
+from tests.fakes import AbsentAllocator, FakeAllocator, Lines, MiB, phase_of
 
 
 class Layer:
@@ -145,7 +145,7 @@ def recording(
     release.attach(cast("Recording", fake))
     split_limit.attach(cast("Recording", fake))
     session: Session = fake.session
-    with session.recording("init_device"):
+    with phase_of(session, "init_device"):
         pass
     return cast("Recording", fake), lines, allocator
 
@@ -188,7 +188,7 @@ def test_kept_split_limit_covers_loading_and_nothing_later() -> None:
     assert lines.one(Fix).active
     assert worker.kept(), "load_model begins while the last phase was init_device"
     for phase, loading in (("process_weights", True), ("profile", False), ("warmup", False)):
-        with fake.session.recording(phase):  # type: ignore[arg-type]
+        with phase_of(fake.session, phase):  # type: ignore[arg-type]
             assert worker.kept() is loading
     fake.session.ready()
     assert worker.restored

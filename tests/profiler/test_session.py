@@ -5,7 +5,7 @@ import pytest
 from loadpeak.guard import Guard
 from loadpeak.record import Conversion, Failure, Memory, PhaseEnd, PhaseStart, Ready
 from loadpeak.session import Session
-from tests.fakes import AbsentAllocator, FakeAllocator, FakeClock, Lines, MiB
+from tests.fakes import AbsentAllocator, FakeAllocator, FakeClock, Lines, MiB, phase_of
 
 
 class Bench:
@@ -42,16 +42,16 @@ def bench() -> Bench:
 
 def test_phase_carries_the_settings_in_force_at_its_start(bench: Bench) -> None:
     bench.allocator.conf = "expandable_segments:True,max_split_size_mb:20"
-    with bench.session.recording("load_weights"):
+    with phase_of(bench.session, "load_weights"):
         bench.allocator.conf = None
     assert bench.lines.one(PhaseStart).settings == "expandable_segments:True,max_split_size_mb:20"
 
 
 def test_peak_of_a_phase_is_what_was_highest_within_it(bench: Bench) -> None:
-    with bench.session.recording("create_model"):
+    with phase_of(bench.session, "create_model"):
         bench.allocator.allocate(100 * MiB)
         bench.allocator.free(60 * MiB)
-    with bench.session.recording("load_weights"):
+    with phase_of(bench.session, "load_weights"):
         bench.allocator.allocate(10 * MiB)
     first, second = bench.lines.of(PhaseEnd)
     assert first.allocated_peak_bytes == 100 * MiB
@@ -60,17 +60,17 @@ def test_peak_of_a_phase_is_what_was_highest_within_it(bench: Bench) -> None:
 
 
 def test_peak_between_two_phases_counts_to_the_later(bench: Bench) -> None:
-    with bench.session.recording("process_weights"):
+    with phase_of(bench.session, "process_weights"):
         pass
     bench.allocator.allocate(300 * MiB)
     bench.allocator.free(300 * MiB)
-    with bench.session.recording("profile"):
+    with phase_of(bench.session, "profile"):
         pass
     assert bench.lines.of(PhaseEnd)[-1].allocated_peak_bytes == 300 * MiB
 
 
 def test_peak_survives_a_reset_by_somebody_else(bench: Bench) -> None:
-    with bench.session.recording("process_weights"):
+    with phase_of(bench.session, "process_weights"):
         bench.allocator.allocate(200 * MiB)
         bench.allocator.free(200 * MiB)
         bench.session.before_reset()
@@ -191,7 +191,7 @@ def test_first_error_counts(bench: Bench) -> None:
 
 def test_without_an_allocator_readings_are_missing_not_zero() -> None:
     bench = Bench(AbsentAllocator())
-    with bench.session.recording("load_weights"):
+    with phase_of(bench.session, "load_weights"):
         line = bench.convert(work=1)
     assert line.before == Memory()
     assert (line.allocated_peak_bytes, line.released_bytes, line.retries) == (None, None, None)
