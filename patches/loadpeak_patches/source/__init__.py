@@ -1,0 +1,1 @@
+"""The release as a source patch, for people who maintain a fork of vLLM."""
