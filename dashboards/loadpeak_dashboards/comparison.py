@@ -1,0 +1,200 @@
+"""*Baseline and fix*: two runs over each other, by phase and by layer."""
+
+from grafanalib import core
+
+from loadpeak.record import PHASES
+from loadpeak_dashboards import variables
+from loadpeak_dashboards.grafana import SCHEMA_VERSION
+from loadpeak_dashboards.links import COMPARISON_UID, FLEET_UID, LIVE_UID, dashboard_link
+from loadpeak_dashboards.panels import (
+    GREEN,
+    ORANGE,
+    RED,
+    SERIES,
+    at,
+    bars,
+    per_layer,
+    row,
+    stat,
+    steps,
+    table,
+    timeline,
+)
+from loadpeak_dashboards.queries import during_range, during_step, each, last, metric
+
+SIDES = (("baseline", "$baseline"), ("fix", "$fix"))
+
+
+def _peak(name: str, run: str) -> str:
+    return each(during_range(metric(name, run=run)), "run")
+
+
+def _reduction(name: str) -> str:
+    baseline, fix = (f"max({during_range(metric(name, run=run))})" for _, run in SIDES)
+    return f"{baseline} - {fix}"
+
+
+def build() -> core.Dashboard:
+    """The dashboard."""
+    figures = [
+        stat(
+            f"Device peak, {side}",
+            f"Highest device memory use of the {side} run, on its fullest GPU.",
+            at(4 * number, 0, 4, 4),
+            (_peak("device_used_peak_bytes", run), side),
+            decimals=1,
+        )
+        for number, (side, run) in enumerate(SIDES)
+    ]
+    figures += [
+        stat(
+            "Peak reduction",
+            "How much lower the fix run's device peak is; red when it is higher.",
+            at(8, 0, 4, 4),
+            (_reduction("device_used_peak_bytes"), "reduction"),
+            decimals=1,
+            thresholds=steps((None, RED), (0, GREEN)),
+        ),
+        stat(
+            "Headroom gained",
+            "Device memory left at the highest use: the fix run's less the baseline's, on their fullest "
+            "GPUs.",
+            at(12, 0, 4, 4),
+            (
+                f"min({during_range(metric('startup_headroom_bytes', run='$fix'), of='min')}) "
+                f"- min({during_range(metric('startup_headroom_bytes', run='$baseline'), of='min')})",
+                "headroom gained",
+            ),
+            decimals=1,
+            thresholds=steps((None, RED), (0, GREEN)),
+        ),
+        stat(
+            "Ready allocation, difference",
+            "Live memory when ready, fix less baseline, at the rank where they differ most: 0 when both hold "
+            "the same weights.",
+            at(16, 0, 4, 4),
+            (
+                "max(abs("
+                f"{each(last(metric('ready_allocated_bytes', run='$fix')), 'rank')} - "
+                f"{each(last(metric('ready_allocated_bytes', run='$baseline')), 'rank')}))",
+                "difference",
+            ),
+            thresholds=steps((None, GREEN), (1, ORANGE)),
+            none="not both ready",
+        ),
+        stat(
+            "Cache flushes, fix",
+            "Allocations of the fix run that only succeeded after the whole cache was given back.",
+            at(20, 0, 4, 4),
+            (each(during_range(metric("allocator_retries_total", run="$fix")), "run", of="sum"), "retries"),
+            unit="none",
+            thresholds=steps((None, GREEN), (1, RED)),
+        ),
+    ]
+    about = table(
+        "The two runs",
+        "What ran on either side.",
+        at(0, 4, 24, 5),
+        [
+            (
+                each(
+                    last(metric("run_info", run__re="$baseline|$fix")),
+                    "run",
+                    "variant",
+                    "host",
+                    "model",
+                    "alloc_conf",
+                    "release",
+                    "split_limit",
+                    "engine_version",
+                ),
+                "info",
+            )
+        ],
+        {
+            "run": "Run",
+            "variant": "Variant",
+            "host": "Host",
+            "model": "Model",
+            "alloc_conf": "Allocator setting",
+            "release": "Release",
+            "split_limit": "Split limit",
+            "engine_version": "Engine",
+        },
+        sort_by="Run",
+        hidden=["info"],
+    )
+    by_layer = [
+        per_layer(
+            "Reserved memory by layer",
+            "What the caching allocator held, on the rank with most: dashed inside the layer, solid after "
+            "it. Both runs are aligned by layer.",
+            at(0, 10, 24, 10),
+            [
+                (each(last(metric(name, run=run)), "layer"), f"{side}, {words}")
+                for side, run in SIDES
+                for name, words in (
+                    ("layer_reserved_peak_bytes", "peak inside"),
+                    ("layer_reserved_bytes", "after"),
+                )
+            ],
+            colours={
+                "baseline, peak inside": RED,
+                "baseline, after": RED,
+                "fix, peak inside": GREEN,
+                "fix, after": GREEN,
+            },
+            dashed=["baseline, peak inside", "fix, peak inside"],
+        ),
+        per_layer(
+            "Device memory by layer",
+            "Highest device memory use while each layer was converted, on the fullest GPU.",
+            at(0, 20, 12, 9),
+            [(each(last(metric("layer_device_peak_bytes", run=run)), "layer"), side) for side, run in SIDES],
+            colours={"baseline": RED, "fix": GREEN},
+        ),
+        bars(
+            "Device peak by phase",
+            "Highest device memory use within each phase, on the fullest GPU: aligned by phase, since the "
+            "two runs did not start at the same time.",
+            at(12, 20, 12, 9),
+            [
+                (each(during_range(metric("device_used_peak_bytes", run=run)), "phase"), side)
+                for side, run in SIDES
+            ],
+            "phase",
+            PHASES,
+            colours=SERIES,
+        ),
+    ]
+    over_time = [
+        timeline(
+            f"Device memory, {side}",
+            f"Memory in use on each GPU of the {side} run, at the time it ran.",
+            at(12 * number, 30, 12, 8),
+            [(each(during_step(metric("device_used_bytes", run=run)), "rank"), "rank {{rank}}")],
+        )
+        for number, (side, run) in enumerate(SIDES)
+    ]
+    return core.Dashboard(
+        uid=COMPARISON_UID,
+        title="Baseline and fix",
+        description="Two startups side by side: what a fix did to the memory peak.",
+        tags=["loadpeak"],
+        timezone="browser",
+        schemaVersion=SCHEMA_VERSION,
+        refresh="30s",
+        graphTooltip=1,
+        time=core.Time("now-1h", "now"),
+        templating=core.Templating(
+            list=[
+                variables.DATA_SOURCE,
+                variables.MODEL,
+                variables.HOST,
+                variables.run("baseline", "Baseline run"),
+                variables.run("fix", "Fix run"),
+            ]
+        ),
+        links=[dashboard_link("Fleet headroom", FLEET_UID), dashboard_link("Startup live", LIVE_UID)],
+        panels=[*figures, about, row("By layer and phase", 9), *by_layer, row("Over time", 29), *over_time],
+    ).auto_panel_ids()

@@ -1,0 +1,200 @@
+"""*Fleet headroom*: every host, the tightest first."""
+
+from grafanalib import core
+
+from loadpeak_dashboards import thresholds as limits
+from loadpeak_dashboards import variables
+from loadpeak_dashboards.grafana import SCHEMA_VERSION
+from loadpeak_dashboards.links import (
+    COMPARISON_UID,
+    FLEET_UID,
+    LIVE_UID,
+    comparison_url,
+    dashboard_link,
+    run_url,
+)
+from loadpeak_dashboards.panels import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    OUTCOMES,
+    RED,
+    at,
+    link,
+    override,
+    row,
+    stat,
+    steps,
+    table,
+    timeline,
+)
+from loadpeak_dashboards.queries import RANK, RUN, during_range, during_step, each, last, metric
+
+_CHOSEN = {"host__re": "$host"}
+_HEADROOM_OF_RANK = each(during_step(metric("startup_headroom_bytes", **_CHOSEN), of="min"), *RANK, of="min")
+_TOTAL_OF_RANK = each(metric("device_total_bytes", **_CHOSEN), *RANK)
+_SHARE_STEPS = steps(
+    (None, RED), (limits.HEADROOM_CRITICAL_SHARE, ORANGE), (limits.HEADROOM_WARNING_SHARE, GREEN)
+)
+
+
+def _of_model(expression: str) -> str:
+    """An expression by run, kept for the chosen models."""
+    runs = each(last(metric("run_info", model__re="$model", **_CHOSEN)), *RUN, "model")
+    return f"{expression} * on ({', '.join(RUN)}) group_left (model) {runs}"
+
+
+def _by_run(name: str, of: str) -> str:
+    aggregate = "min" if of == "min" else "max"
+    return _of_model(each(during_range(metric(name, **_CHOSEN), of=of), *RUN, of=aggregate))
+
+
+def _share() -> str:
+    total = each(last(metric("device_total_bytes", **_CHOSEN)), *RUN)
+    headroom = each(during_range(metric("startup_headroom_bytes", **_CHOSEN), of="min"), *RUN, of="min")
+    return _of_model(f"({headroom} / {total})")
+
+
+def _count(outcome: str) -> str:
+    by_run = each(f"{last(metric('run_outcome', outcome__re=outcome, **_CHOSEN))} == 1", *RUN)
+    return f"count({_of_model(by_run)}) or vector(0)"
+
+
+def build() -> core.Dashboard:
+    """The dashboard."""
+    figures = [
+        stat(
+            "Tightest headroom",
+            "The smallest share of a GPU's memory that any startup in the time range left free.",
+            at(0, 0, 5, 4),
+            (f"min({_share()})", "headroom"),
+            unit="percentunit",
+            decimals=1,
+            thresholds=_SHARE_STEPS,
+        ),
+        stat(
+            "Hosts in danger",
+            f"Hosts with a startup that left less than {limits.HEADROOM_WARNING_SHARE:.0%} of a GPU free.",
+            at(5, 0, 5, 4),
+            (
+                f"count(min by (host) ({_share()}) < {limits.HEADROOM_WARNING_SHARE}) or vector(0)",
+                "hosts",
+            ),
+            unit="none",
+            thresholds=steps((None, GREEN), (1, ORANGE)),
+        ),
+        *(
+            stat(
+                title,
+                f"Startups in the time range whose outcome is {outcome}.",
+                at(10 + 3 * number, 0, 3, 4),
+                (_count(outcome), outcome),
+                unit="none",
+                thresholds=steps((None, colour), *more),
+            )
+            for number, (title, outcome, colour, more) in enumerate(
+                (
+                    ("Loading", "loading", BLUE, ()),
+                    ("Ready", "ready", GREEN, ()),
+                    ("Out of memory", "oom", GREEN, ((1, RED),)),
+                    ("Failed or killed", "failed|killed", GREEN, ((1, RED),)),
+                )
+            )
+        ),
+    ]
+    outcome = each(f"{last(metric('run_outcome', **_CHOSEN))} == 1", *RUN, "outcome")
+    startups = table(
+        "Startups",
+        "Every startup in the time range, the one with least headroom first. The run leads to Startup live, "
+        "the variant to its comparison.",
+        at(0, 5, 24, 11),
+        [
+            (_share(), "Headroom"),
+            (_by_run("startup_headroom_bytes", "min"), "Headroom, bytes"),
+            (_by_run("device_used_peak_bytes", "max"), "Device peak"),
+            (_by_run("allocator_retries_total", "max"), "Cache flushes"),
+            (_of_model(outcome), "outcome is"),
+        ],
+        {"host": "Host", "outcome": "Outcome", "variant": "Variant", "run": "Run", "model": "Model"},
+        sort_by="Headroom",
+        hidden=["outcome is"],
+        overrides=[
+            override(
+                "Headroom",
+                ("unit", "percentunit"),
+                ("decimals", 1),
+                ("thresholds", _SHARE_STEPS),
+                ("custom.cellOptions", {"type": "color-background", "mode": "basic"}),
+                ("color", {"mode": "thresholds"}),
+                ("custom.width", 110),
+            ),
+            override("Headroom, bytes", ("decimals", 1), ("custom.width", 130)),
+            override("Device peak", ("decimals", 1), ("custom.width", 120)),
+            override("Cache flushes", ("unit", "none"), ("decimals", 0), ("custom.width", 115)),
+            override(
+                "Outcome",
+                ("custom.width", 100),
+                (
+                    "mappings",
+                    [
+                        {
+                            "type": "value",
+                            "options": {
+                                name: {"text": name, "color": colour, "index": number}
+                                for number, (name, colour) in enumerate(OUTCOMES.items())
+                            },
+                        }
+                    ],
+                ),
+                ("custom.cellOptions", {"type": "color-text"}),
+            ),
+            override("Host", ("custom.width", 110)),
+            override(
+                "Variant",
+                ("custom.width", 120),
+                ("links", [link("Compare", comparison_url("${__data.fields.Run}"))]),
+            ),
+            override(
+                "Run", ("custom.width", 270), ("links", [link("Startup live", run_url("${__value.raw}"))])
+            ),
+        ],
+    )
+    trends = [
+        timeline(
+            "Headroom by host",
+            "Share of the fullest GPU's memory that startups on each host have left free.",
+            at(0, 17, 12, 9),
+            [
+                (
+                    each(
+                        f"{_HEADROOM_OF_RANK} / {_TOTAL_OF_RANK}",
+                        "host",
+                        of="min",
+                    ),
+                    "{{host}}",
+                )
+            ],
+            unit="percentunit",
+            colours={},
+        ),
+        timeline(
+            "Device memory by host",
+            "Highest device memory use of any GPU of each host.",
+            at(12, 17, 12, 9),
+            [(each(during_step(metric("device_used_bytes", **_CHOSEN)), "host"), "{{host}}")],
+        ),
+    ]
+    return core.Dashboard(
+        uid=FLEET_UID,
+        title="Fleet headroom",
+        description="How close to their limit the GPUs of each host come while engines start.",
+        tags=["loadpeak"],
+        timezone="browser",
+        schemaVersion=SCHEMA_VERSION,
+        refresh="10s",
+        graphTooltip=1,
+        time=core.Time("now-6h", "now"),
+        templating=core.Templating(list=[variables.DATA_SOURCE, variables.MODEL, variables.HOST]),
+        links=[dashboard_link("Startup live", LIVE_UID), dashboard_link("Baseline and fix", COMPARISON_UID)],
+        panels=[*figures, row("Startups", 4), startups, row("Over time", 16), *trends],
+    ).auto_panel_ids()
