@@ -20,17 +20,21 @@ from loadpeak_dashboards.panels import (
     table,
     timeline,
 )
-from loadpeak_dashboards.queries import during_range, during_step, each, last, metric
+from loadpeak_dashboards.queries import (
+    during_range,
+    during_step,
+    each,
+    last,
+    load_headroom,
+    load_peak,
+    metric,
+)
 
 SIDES = (("baseline", "$baseline"), ("fix", "$fix"))
 
 
-def _peak(name: str, run: str) -> str:
-    return each(during_range(metric(name, run=run)), "run")
-
-
-def _reduction(name: str) -> str:
-    baseline, fix = (f"max({during_range(metric(name, run=run))})" for _, run in SIDES)
+def _reduction() -> str:
+    baseline, fix = (f"max({during_range(load_peak(run=run))})" for _, run in SIDES)
     return f"{baseline} - {fix}"
 
 
@@ -38,10 +42,10 @@ def build() -> core.Dashboard:
     """The dashboard."""
     figures = [
         stat(
-            f"Device peak, {side}",
-            f"Highest device memory use of the {side} run, on its fullest GPU.",
+            f"Load peak, {side}",
+            f"Highest device memory use of the {side} run before its KV cache, on its fullest GPU.",
             at(4 * number, 0, 4, 4),
-            (_peak("device_used_peak_bytes", run), side),
+            (each(during_range(load_peak(run=run)), "run"), side),
             decimals=1,
         )
         for number, (side, run) in enumerate(SIDES)
@@ -49,20 +53,19 @@ def build() -> core.Dashboard:
     figures += [
         stat(
             "Peak reduction",
-            "How much lower the fix run's device peak is; red when it is higher.",
+            "How much lower the fix run's load peak is; red when it is higher.",
             at(8, 0, 4, 4),
-            (_reduction("device_used_peak_bytes"), "reduction"),
+            (_reduction(), "reduction"),
             decimals=1,
             thresholds=steps((None, RED), (0, GREEN)),
         ),
         stat(
             "Headroom gained",
-            "Device memory left at the highest use: the fix run's less the baseline's, on their fullest "
-            "GPUs.",
+            "Device memory left at the load peak: the fix run's less the baseline's, on their fullest GPUs.",
             at(12, 0, 4, 4),
             (
-                f"min({during_range(metric('startup_headroom_bytes', run='$fix'), of='min')}) "
-                f"- min({during_range(metric('startup_headroom_bytes', run='$baseline'), of='min')})",
+                f"{load_headroom(range_of=during_range, run='$fix')} "
+                f"- {load_headroom(range_of=during_range, run='$baseline')}",
                 "headroom gained",
             ),
             decimals=1,

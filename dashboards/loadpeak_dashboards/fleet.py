@@ -1,5 +1,7 @@
 """*Fleet headroom*: every host, the tightest first."""
 
+from collections.abc import Callable
+
 from grafanalib import core
 
 from loadpeak_dashboards import thresholds as limits
@@ -28,11 +30,18 @@ from loadpeak_dashboards.panels import (
     table,
     timeline,
 )
-from loadpeak_dashboards.queries import RANK, RUN, during_range, during_step, each, last, metric
+from loadpeak_dashboards.queries import (
+    RUN,
+    during_range,
+    during_step,
+    each,
+    last,
+    load_headroom,
+    load_peak,
+    metric,
+)
 
 _CHOSEN = {"host__re": "$host"}
-_HEADROOM_OF_RANK = each(during_step(metric("startup_headroom_bytes", **_CHOSEN), of="min"), *RANK, of="min")
-_TOTAL_OF_RANK = each(metric("device_total_bytes", **_CHOSEN), *RANK)
 _SHARE_STEPS = steps(
     (None, RED), (limits.HEADROOM_CRITICAL_SHARE, ORANGE), (limits.HEADROOM_WARNING_SHARE, GREEN)
 )
@@ -44,15 +53,20 @@ def _of_model(expression: str) -> str:
     return f"{expression} * on ({', '.join(RUN)}) group_left (model) {runs}"
 
 
-def _by_run(name: str, of: str) -> str:
-    aggregate = "min" if of == "min" else "max"
-    return _of_model(each(during_range(metric(name, **_CHOSEN), of=of), *RUN, of=aggregate))
+def _by_run(selector: str) -> str:
+    return _of_model(each(during_range(selector), *RUN))
 
 
 def _share() -> str:
-    total = each(last(metric("device_total_bytes", **_CHOSEN)), *RUN)
-    headroom = each(during_range(metric("startup_headroom_bytes", **_CHOSEN), of="min"), *RUN, of="min")
-    return _of_model(f"({headroom} / {total})")
+    return _of_model(f"({_headroom(during_range)} / {_total(during_range)})")
+
+
+def _headroom(range_of: Callable[[str], str]) -> str:
+    return load_headroom(*RUN, range_of=range_of, **_CHOSEN)
+
+
+def _total(range_of: Callable[[str], str]) -> str:
+    return each(range_of(metric("device_total_bytes", **_CHOSEN)), *RUN)
 
 
 def _count(outcome: str) -> str:
@@ -110,9 +124,9 @@ def build() -> core.Dashboard:
         at(0, 5, 24, 11),
         [
             (_share(), "Headroom"),
-            (_by_run("startup_headroom_bytes", "min"), "Headroom, bytes"),
-            (_by_run("device_used_peak_bytes", "max"), "Device peak"),
-            (_by_run("allocator_retries_total", "max"), "Cache flushes"),
+            (_of_model(_headroom(during_range)), "Headroom, bytes"),
+            (_by_run(load_peak(**_CHOSEN)), "Load peak"),
+            (_by_run(metric("allocator_retries_total", **_CHOSEN)), "Cache flushes"),
             (_of_model(outcome), "outcome is"),
         ],
         {"host": "Host", "outcome": "Outcome", "variant": "Variant", "run": "Run", "model": "Model"},
@@ -129,7 +143,7 @@ def build() -> core.Dashboard:
                 ("custom.width", 110),
             ),
             override("Headroom, bytes", ("decimals", 1), ("custom.width", 130)),
-            override("Device peak", ("decimals", 1), ("custom.width", 120)),
+            override("Load peak", ("decimals", 1), ("custom.width", 120)),
             override("Cache flushes", ("unit", "none"), ("decimals", 0), ("custom.width", 115)),
             override(
                 "Outcome",
@@ -166,11 +180,7 @@ def build() -> core.Dashboard:
             at(0, 17, 12, 9),
             [
                 (
-                    each(
-                        f"{_HEADROOM_OF_RANK} / {_TOTAL_OF_RANK}",
-                        "host",
-                        of="min",
-                    ),
+                    each(f"{_headroom(during_step)} / {_total(during_step)}", "host", of="min"),
                     "{{host}}",
                 )
             ],

@@ -6,6 +6,9 @@ as the highest over ``job`` and ``instance`` (:func:`each`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from loadpeak.record import LOAD_PHASES
 from loadpeak_exporter.catalogue import CATALOGUE
 
 _NAMES = {metric.name for metric in CATALOGUE}
@@ -27,6 +30,23 @@ def metric(name: str, **labels: str) -> str:
         for label, value in labels.items()
     ]
     return full + (f"{{{','.join(matchers)}}}" if matchers else "")
+
+
+def load_peak(**labels: str) -> str:
+    """Device peaks before the KV cache, which takes all that its engine was told to use."""
+    return metric("device_used_peak_bytes", phase__re="|".join(LOAD_PHASES), **labels)
+
+
+def load_headroom(*by: str, range_of: Callable[[str], str] = str, **labels: str) -> str:
+    """What the load peaks leave of the device: of the rank with least, by labels.
+
+    Args:
+        by: labels to keep.
+        range_of: wraps each selector, for example :func:`during_range`.
+        labels: of the selectors.
+    """
+    total = each(range_of(metric("device_total_bytes", **labels)), *RANK)
+    return each(f"{total} - {each(range_of(load_peak(**labels)), *RANK)}", *by, of="min")
 
 
 def each(selector: str, *labels: str, of: str = "max") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from loadpeak_dashboards import thresholds as limits
-from loadpeak_dashboards.queries import RANK, RUN, each, metric, newly, recently
+from loadpeak_dashboards.queries import RANK, RUN, each, load_headroom, load_peak, metric, newly, recently
 
 RUNBOOKS = "docs/runbooks"
 
@@ -50,20 +50,20 @@ class Alert(NamedTuple):
 
 
 LOADING = "loadpeak:run_loading"
-HEADROOM = "loadpeak:startup_headroom_bytes"
-HEADROOM_RATIO = "loadpeak:startup_headroom_ratio"
-PEAK = "loadpeak:device_peak_bytes"
-LAST_READY_PEAK = "loadpeak:last_ready_peak_bytes"
+HEADROOM = "loadpeak:load_headroom_bytes"
+HEADROOM_RATIO = "loadpeak:load_headroom_ratio"
+PEAK = "loadpeak:load_peak_bytes"
+LAST_READY_PEAK = "loadpeak:last_ready_load_peak_bytes"
 
 _TOTAL = each(metric("device_total_bytes"), *RANK)
-_PEAK_OF_RUN = each(metric("device_used_peak_bytes"), *RUN)
+_PEAK_OF_RUN = each(load_peak(), *RUN)
 _MODEL = each(metric("run_info"), *RUN, "model")
 _LOADED_RECENTLY = f"and on (host, run) ({recently(LOADING, limits.RECENT_MINUTES)})"
 _BECAME_READY = newly(metric("run_outcome", outcome="ready"), limits.RECENT_MINUTES, "host", "run")
 
 RECORDS: tuple[Record, ...] = (
     Record(LOADING, each(metric("run_outcome", outcome="loading"), "host", "run")),
-    Record(HEADROOM, each(metric("startup_headroom_bytes"), *RANK, of="min")),
+    Record(HEADROOM, load_headroom(*RANK)),
     Record(HEADROOM_RATIO, f"{HEADROOM} / {_TOTAL}"),
     Record(PEAK, f"{_PEAK_OF_RUN} * on (host, run, variant) group_left (model) {_MODEL}"),
     # Keeps its value from one start to the next, for as long as Prometheus looks back.
@@ -100,7 +100,7 @@ ALERTS: tuple[Alert, ...] = (
         _headroom(limits.HEADROOM_CRITICAL_SHARE, limits.HEADROOM_CRITICAL_BYTES),
         "critical",
         "Startup headroom of " + _RANK + " is down to {{ $value | humanize1024 }}B",
-        "At its highest, device memory left {{ $value | humanize1024 }}B free while the engine loaded. "
+        "At its highest before the KV cache, device memory left {{ $value | humanize1024 }}B free. "
         "The next start with a slightly larger model, batch or driver can fail. " + _FIX,
         "headroom",
     ),
@@ -109,8 +109,7 @@ ALERTS: tuple[Alert, ...] = (
         _headroom(limits.HEADROOM_WARNING_SHARE, limits.HEADROOM_WARNING_BYTES),
         "warning",
         "Startup headroom of " + _RANK + " is {{ $value | humanize1024 }}B",
-        "At its highest, device memory left {{ $value | humanize1024 }}B free while the engine loaded. "
-        + _FIX,
+        "At its highest before the KV cache, device memory left {{ $value | humanize1024 }}B free. " + _FIX,
         "headroom",
     ),
     Alert(
@@ -146,7 +145,7 @@ ALERTS: tuple[Alert, ...] = (
         f"{PEAK} / on (host, model) group_left () {LAST_READY_PEAK} > {1 + limits.REGRESSION_SHARE} "
         f"and on (host, run) {LOADING} == 1",
         "warning",
-        "The device peak of " + _WHERE + " is {{ $value | humanizePercentage }} of the last ready start's",
+        "The load peak of " + _WHERE + " is {{ $value | humanizePercentage }} of the last ready start's",
         "The last ready start of {{ $labels.model }} on this host needed less: this one is at "
         "{{ $value | humanizePercentage }} of its peak. Compare the two: their records have settings and "
         "versions.",

@@ -24,7 +24,15 @@ from loadpeak_dashboards.panels import (
     steps,
     timeline,
 )
-from loadpeak_dashboards.queries import during_range, during_step, each, last, metric
+from loadpeak_dashboards.queries import (
+    during_range,
+    during_step,
+    each,
+    last,
+    load_headroom,
+    load_peak,
+    metric,
+)
 
 _RUN = {"run": "$run"}
 
@@ -49,8 +57,8 @@ def build() -> core.Dashboard:
     phase = each(f"{last(_selector('phase'))} == 1", "phase")
     done = each(last(_selector("layers_done")), "run", of="min")
     expected = each(last(_selector("layers")), "run")
-    headroom = each(during_range(_selector("startup_headroom_bytes"), of="min"), "run", of="min")
-    device_peak = each(during_range(_selector("device_used_peak_bytes")), "run")
+    headroom = load_headroom("run", range_of=during_range, **_RUN)
+    peak = each(during_range(load_peak(**_RUN)), "run")
     retries = each(during_range(_selector("allocator_retries_total")), "run", of="sum")
     figures = [
         stat(
@@ -79,17 +87,17 @@ def build() -> core.Dashboard:
         ),
         stat(
             "Headroom",
-            "Device memory that was left at the highest use since the start, on the fullest GPU.",
+            "Device memory that was left at the highest use before the KV cache, on the fullest GPU.",
             at(12, 0, 4, 4),
             (headroom, "headroom"),
             decimals=1,
             thresholds=_HEADROOM_STEPS,
         ),
         stat(
-            "Device peak",
-            "Highest device memory use since the start, on the fullest GPU.",
+            "Load peak",
+            "Highest device memory use before the KV cache takes what is left, on the fullest GPU.",
             at(16, 0, 4, 4),
-            (device_peak, "device peak"),
+            (peak, "load peak"),
             decimals=1,
         ),
         stat(

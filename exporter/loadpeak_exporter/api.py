@@ -92,6 +92,8 @@ def _rank_summary(rank: RankRecord) -> dict[str, Any]:
         "device_used_bytes",
         "device_used_peak_bytes",
         "headroom_bytes",
+        "load_peak_bytes",
+        "load_headroom_bytes",
         "reserved_peak_bytes",
         "allocated_peak_bytes",
     )

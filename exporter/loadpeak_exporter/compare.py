@@ -34,6 +34,7 @@ class RankSide(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of one run."""
 
     outcome: Outcome
+    load_peak_bytes: int | None
     device_peak_bytes: int | None
     reserved_peak_bytes: int | None
     allocated_peak_bytes: int | None
@@ -51,7 +52,11 @@ class RankPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Baseline and fix. The reduction is that of the worst device peak, missing if either side lacks it."""
+    """Baseline and fix. The reduction is that of the worst device peak, missing if either side lacks it.
+
+    Device peaks are those of whole startups. With vLLM's default settings the KV cache fills the device of
+    every run to the same height; then only the load peaks, those before it, tell runs apart.
+    """
 
     baseline: Side
     fix: Side
@@ -59,22 +64,36 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ready_allocated_equal: bool | None
     ranks: tuple[RankPair, ...]
 
+    @property
+    def worst_load_peaks(self) -> tuple[int | None, int | None]:
+        """Highest device use before the KV cache, of the baseline and of the fix."""
+        before = highest(*(pair.baseline.load_peak_bytes for pair in self.ranks if pair.baseline))
+        return before, highest(*(pair.fix.load_peak_bytes for pair in self.ranks if pair.fix))
+
+    @property
+    def load_peak_reduction_bytes(self) -> int | None:
+        """How much lower the fix's worst load peak is."""
+        return _less(*self.worst_load_peaks)
+
 
 def compare(baseline: RunRecord, fix: RunRecord) -> Comparison:
     """Compare two runs."""
-    sides = _side(baseline), _side(fix)
-    before, after = (side.worst_device_peak_bytes for side in sides)
+    before, after = _side(baseline), _side(fix)
     numbers = sorted({rank.rank for run in (baseline, fix) for rank in run.ranks})
     pairs = tuple(
         RankPair(rank=number, baseline=_rank(baseline, number), fix=_rank(fix, number)) for number in numbers
     )
     return Comparison(
-        baseline=sides[0],
-        fix=sides[1],
-        peak_reduction_bytes=None if before is None or after is None else before - after,
+        baseline=before,
+        fix=after,
+        peak_reduction_bytes=_less(before.worst_device_peak_bytes, after.worst_device_peak_bytes),
         ready_allocated_equal=_ready_equal(pairs),
         ranks=pairs,
     )
+
+
+def _less(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else before - after
 
 
 def _side(run: RunRecord) -> Side:
@@ -100,6 +119,7 @@ def _rank(run: RunRecord, number: int) -> RankSide | None:
         if rank.rank == number:
             return RankSide(
                 outcome=rank.outcome,
+                load_peak_bytes=rank.load_peak_bytes,
                 device_peak_bytes=rank.device_used_peak_bytes,
                 reserved_peak_bytes=rank.reserved_peak_bytes,
                 allocated_peak_bytes=rank.allocated_peak_bytes,

@@ -6,6 +6,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from loadpeak.record import (
+    LOAD_PHASES,
     AnyLine,
     Conversion,
     Device,
@@ -45,6 +46,10 @@ def total(*values: int | None) -> int | None:
     """The sum of the values that are there."""
     there = [value for value in values if value is not None]
     return sum(there) if there else None
+
+
+def _left(total_bytes: int | None, used_bytes: int | None) -> int | None:
+    return None if total_bytes is None or used_bytes is None else total_bytes - used_bytes
 
 
 @dataclass
@@ -150,6 +155,7 @@ class RankFold:
         if gone is not None and self.outcome == "loading":
             failure = FailureRecord(outcome="killed", reason=gone, phase=self._phase)
         used_peak = highest(*self._device_peaks.values())
+        load_peak = highest(*(self._device_peaks.get(phase) for phase in LOAD_PHASES))
         device_total = self._device.total_bytes if self._device else None
         return RankRecord(
             rank=self.start.rank,
@@ -173,7 +179,9 @@ class RankFold:
             ooms=self._counts["ooms"],
             device_used_bytes=self.history.device_values[-1] if self.history.device_values else None,
             device_used_peak_bytes=used_peak,
-            headroom_bytes=None if device_total is None or used_peak is None else device_total - used_peak,
+            headroom_bytes=_left(device_total, used_peak),
+            load_peak_bytes=load_peak,
+            load_headroom_bytes=_left(device_total, load_peak),
             ready_allocated_bytes=self._ready.memory.allocated_bytes if self._ready else None,
             ready_at_seconds=self._ready.at_seconds if self._ready else None,
             sampler_gap_seconds=self._longest_gap(now_seconds),

@@ -66,10 +66,10 @@ def _rank_line(rank: RankRecord, width: int, several: bool) -> RenderableType:
 def _memory_line(rank: RankRecord, width: int) -> Text:
     """Device use, peak and headroom in MiB; reserved memory where there is room."""
     total = rank.device.total_bytes if rank.device else None
-    parts = [f"used {mib(rank.device_used_bytes)}", f"peak {mib(rank.device_used_peak_bytes)}"]
+    parts = [f"used {mib(rank.device_used_bytes)}", f"peak {mib(rank.load_peak_bytes)}"]
     if total is not None:
         parts.append(f"of {mib(total)} MiB")
-        parts.append(f"headroom {mib(rank.headroom_bytes)}")
+        parts.append(f"headroom {mib(rank.load_headroom_bytes)}")
     elif rank.device is not None and rank.device.kind == "resident":
         parts.append("MiB resident")
     if rank.memory.reserved_bytes is not None:
@@ -80,9 +80,9 @@ def _memory_line(rank: RankRecord, width: int) -> Text:
 
 
 def _headroom_style(rank: RankRecord, total: int | None) -> str:
-    if total is None or rank.headroom_bytes is None:
+    if total is None or rank.load_headroom_bytes is None:
         return ""
-    share = rank.headroom_bytes / total
+    share = rank.load_headroom_bytes / total
     return "red" if share < 0.05 else "yellow" if share < 0.1 else ""
 
 
@@ -121,11 +121,11 @@ class PlainLines:
 
 def plain_line(run: RunRecord) -> str:
     """A run in one line: the phase, the layer, and the rank with least headroom."""
-    rank = max(run.ranks, key=lambda rank: rank.device_used_peak_bytes or 0)
+    rank = max(run.ranks, key=lambda rank: rank.load_peak_bytes or 0)
     parts = [f"loadpeak: {rank.phase}"]
     if rank.layers_expected:
         parts.append(f"layers {layers_text(run.ranks)}")
-    parts.append(f"device used {mib(rank.device_used_bytes)} peak {mib(rank.device_used_peak_bytes)} MiB")
-    if rank.headroom_bytes is not None:
-        parts.append(f"headroom {mib(rank.headroom_bytes)} MiB")
+    parts.append(f"device used {mib(rank.device_used_bytes)} peak {mib(rank.load_peak_bytes)} MiB")
+    if rank.load_headroom_bytes is not None:
+        parts.append(f"headroom {mib(rank.load_headroom_bytes)} MiB")
     return " · ".join(parts)

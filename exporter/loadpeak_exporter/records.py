@@ -96,6 +96,10 @@ class RankRecord(_Struct, frozen=True):
     device_used_peak_bytes: int | None = None
     headroom_bytes: int | None = None
     """Device total less the highest use since the start."""
+    load_peak_bytes: int | None = None
+    """Highest device use in the phases up to the KV cache (:data:`loadpeak.record.LOAD_PHASES`)."""
+    load_headroom_bytes: int | None = None
+    """Device total less ``load_peak_bytes``."""
     ready_allocated_bytes: int | None = None
     ready_at_seconds: float | None = None
     sampler_gap_seconds: float | None = None

@@ -14,6 +14,8 @@ from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 
 MIB = 1 << 20
 ABSENT = "—"
+WIDE, NARROW_COLUMNS = 100, 5
+"""The list of runs has all its columns from this width on; a run's id has its variant anyway."""
 _STYLES = {"ready": "green", "loading": "cyan", "oom": "bold red", "failed": "red", "killed": "red"}
 
 
@@ -43,31 +45,36 @@ def plural(count: int, noun: str) -> str:
 
 def print_runs(console: Console, runs: Sequence[RunRecord | DamagedRun]) -> None:
     """The run store as a table, newest first."""
-    rows = table("run", "variant", "outcome", ">peak MiB", ">headroom", ">layers", "model")
-    rows.columns[0].no_wrap = True
+    columns = ["run", "outcome", ">load peak\nMiB", ">headroom\nMiB", ">layers", "variant", "model"]
+    rows = table(*columns[: None if console.width >= WIDE else NARROW_COLUMNS])
+    for figures in rows.columns[1:NARROW_COLUMNS]:
+        figures.no_wrap = True
+
+    def add(*cells: str) -> None:
+        rows.add_row(*cells[: len(rows.columns)])
+
     for run in runs:
         if isinstance(run, DamagedRun):
             damage = run.damage[0]
-            rows.add_row(
+            add(
                 escape(run.run),
-                "",
-                "",
                 "[yellow]damaged[/]",
+                "",
                 "",
                 "",
                 "",
                 escape(f"{damage.file} {damage.reason}"),
             )
             continue
-        peaks = [rank.device_used_peak_bytes for rank in run.ranks if rank.device_used_peak_bytes is not None]
-        rooms = [rank.headroom_bytes for rank in run.ranks if rank.headroom_bytes is not None]
-        rows.add_row(
+        peaks = [rank.load_peak_bytes for rank in run.ranks if rank.load_peak_bytes is not None]
+        rooms = [rank.load_headroom_bytes for rank in run.ranks if rank.load_headroom_bytes is not None]
+        add(
             escape(run.run),
-            escape(run.header.variant),
             outcome_text(run.outcome) + (" [yellow](damaged)[/]" if run.damage else ""),
             mib(max(peaks, default=None)),
             mib(min(rooms, default=None)),
             layers_text(run.ranks),
+            escape(run.header.variant),
             escape((run.header.model or ABSENT).rstrip("/").rpartition("/")[2]),
         )
     console.print(rows)
@@ -91,14 +98,15 @@ def layers_text(ranks: Sequence[RankRecord]) -> str:
 
 def print_summary(console: Console, run: RunRecord) -> None:
     """How a startup went: one row a rank, then what is worth knowing."""
-    columns = (">device peak", ">headroom", ">reserved peak", ">ready allocated", ">retries")
+    columns = (">load peak", ">headroom", ">device peak", ">reserved peak", ">ready allocated", ">retries")
     rows = table(">rank", "outcome", *columns)
     for rank in run.ranks:
         rows.add_row(
             str(rank.rank),
             outcome_text(rank.outcome),
+            mib(rank.load_peak_bytes),
+            mib(rank.load_headroom_bytes),
             mib(rank.device_used_peak_bytes),
-            mib(rank.headroom_bytes),
             mib(rank.reserved_peak_bytes),
             mib(rank.ready_allocated_bytes),
             _count(rank.retries),
@@ -141,17 +149,19 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         ("allocated peak", "allocated_peak_bytes", 0),
         ("ready allocated", "ready_allocated_bytes", 3),
     )
-    for name, field, digits in figures:
-        values: list[int | None] = [getattr(side, field) for side in (before, after)]
+    load_peaks = comparison.worst_load_peaks
+    lines: list[tuple[str, Sequence[int | None], int]] = [("worst load peak", load_peaks, 0)]
+    lines += [(name, [getattr(side, field) for side in (before, after)], n) for name, field, n in figures]
+    for name, values, digits in lines:
         rows.add_row(name, *(mib(value, digits) for value in values), _difference(values, digits))
     rows.add_section()
     for name, read in _FACTS:
         rows.add_row(name, read(before), read(after), "")
     console.print(rows)
-    reduction = comparison.peak_reduction_bytes
+    reduction = comparison.load_peak_reduction_bytes
     if reduction:
         direction = "lower" if reduction > 0 else "higher"
-        console.print(f"worst device peak: [bold]{mib(abs(reduction))} MiB {direction}[/]")
+        console.print(f"worst load peak: [bold]{mib(abs(reduction))} MiB {direction}[/]")
     equal = {
         True: "equal to the byte on every rank",
         False: "[red]different[/]",

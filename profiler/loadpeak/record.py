@@ -31,6 +31,8 @@ PHASES: tuple[Phase, ...] = (
     "ready",
 )
 """In the order in which a startup goes through them (vLLM 0.26 and 0.32)."""
+LOAD_PHASES = PHASES[: PHASES.index("kv_cache")]
+"""Up to the KV cache, which takes what is left: after it every startup is about as full."""
 
 Outcome = Literal["loading", "ready", "oom", "failed", "killed"]
 OUTCOMES: tuple[Outcome, ...] = ("loading", "ready", "oom", "failed", "killed")

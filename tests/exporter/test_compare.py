@@ -12,7 +12,7 @@ from loadpeak_exporter.compare import compare
 from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.store import RunStore
 from tests.exporter.building import RESIDENT, Startup
-from tests.fakes import AbsentAllocator, MiB
+from tests.fakes import AbsentAllocator, MiB, phase_of
 
 SIDE = {
     "run",
@@ -92,14 +92,28 @@ def test_run_that_never_had_a_device_reading_has_no_reduction(home: Path) -> Non
 
 def test_table_names_figures_and_difference(home: Path) -> None:
     text = invoke("compare", "latest:baseline", "latest:moe-layer").stdout
-    assert "worst device peak" in text
+    assert "worst load peak" in text
     assert "-90" in text
     assert "90 MiB lower" in text
     assert "equal to the byte on every rank" in text
 
 
-def test_runs_lists_damaged_ones_as_such(home: Path) -> None:
+def test_kv_cache_that_fills_both_devices_hides_neither_load_peak_nor_headroom(tmp_path: Path) -> None:
+    for run, release in (("b", "off"), ("f", "moe-layer")):
+        startup = Startup(tmp_path, run, release=release).load(3)
+        with phase_of(startup.session, "kv_cache"):
+            startup.sample(30 << 30)
+        startup.ready()
+    result = compare(find(tmp_path, "b"), find(tmp_path, "f"))
+    assert result.peak_reduction_bytes == 0
+    assert result.worst_load_peaks == (690 * MiB, 630 * MiB)
+    (rank,) = find(tmp_path, "f").ranks
+    assert (rank.headroom_bytes, rank.load_headroom_bytes) == (2 << 30, (32 << 30) - 630 * MiB)
+
+
+def test_runs_lists_damaged_ones_as_such(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "runs" / "empty").mkdir()
+    monkeypatch.setenv("COLUMNS", "120")
     text = invoke("runs").stdout
     assert "damaged" in text
     assert "moe-layer" in text

@@ -166,7 +166,7 @@ def test_two_runs_are_laid_over_each_other(page: Page) -> None:
     for side, run in (("baseline", "base"), ("fix", "fixed")):
         page.browser.execute_script(f"document.querySelector('[name={side}]').value = '{run}'")
     page.click("Compare")
-    text = page.says("worst device peak 90 MiB lower")
+    text = page.says("worst load peak 90 MiB lower")
     assert "equal to the byte on every rank" in text
     curves = {curve["name"]: curve for curve in page.curves("layers")}
     assert curves["baseline, after"]["x"] == curves["moe-layer, after"]["x"] == [0, 1, 2, 3]

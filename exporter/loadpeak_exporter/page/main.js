@@ -64,12 +64,12 @@ function showList(runs) {
         <span class="outcome damaged">damaged</span></span>
         <span class="faint">${first.file} ${first.reason}</span></a>`;
     }
-    const peak = Math.max(...run.ranks.map((rank) => rank.device_used_peak_bytes ?? -1));
+    const peak = Math.max(...run.ranks.map((rank) => rank.load_peak_bytes ?? -1));
     const damaged = run.damage.length ? html` <span class="damaged">damaged</span>` : "";
     return html`<a class="run ${mark}" href="${href}"><span class="top"><b>${run.variant}</b>
       <span class="outcome ${run.outcome}">${run.outcome}</span></span>
       <span class="faint">${run.run}</span>${{ raw: damaged }}<br />
-      peak ${mib(peak < 0 ? null : peak)} MiB · layers ${layersText(run.ranks)}</a>`;
+      load peak ${mib(peak < 0 ? null : peak)} MiB · layers ${layersText(run.ranks)}</a>`;
   });
   const form = list.querySelector("form");
   if (!form || form.dataset.options !== options.join()) {
@@ -157,8 +157,9 @@ function figures(rank) {
     ["phase", rank.phase],
     ["layers", layersText([rank])],
     ["device used, MiB", mib(rank.device_used_bytes)],
+    ["load peak, MiB", mib(rank.load_peak_bytes)],
+    ["headroom, MiB", mib(rank.load_headroom_bytes)],
     ["device peak, MiB", mib(rank.device_used_peak_bytes)],
-    ["headroom, MiB", mib(rank.headroom_bytes)],
     ["device total, MiB", mib(total)],
     ["reserved peak, MiB", mib(rank.reserved_peak_bytes)],
     ["allocated peak, MiB", mib(rank.allocated_peak_bytes)],
@@ -182,16 +183,20 @@ async function showComparison(baseline, fix) {
       <h3>Device memory, by seconds since start</h3><div class="chart" id="time"></div>
       <h3>Reserved memory, by layer</h3><div class="chart" id="layers"></div>`,
   );
-  const reduction = result.peak_reduction_bytes;
+  const loadPeaks = ["baseline", "fix"].map((side) =>
+    Math.max(...result.ranks.map((pair) => pair[side]?.load_peak_bytes ?? -1)),
+  );
+  const reduction = Math.min(...loadPeaks) < 0 ? 0 : loadPeaks[0] - loadPeaks[1];
   view.querySelector("h2").textContent =
     `${result.baseline.variant} and ${result.fix.variant}` +
-    (reduction ? `: worst device peak ${mib(Math.abs(reduction))} MiB ${reduction > 0 ? "lower" : "higher"}` : "");
+    (reduction ? `: worst load peak ${mib(Math.abs(reduction))} MiB ${reduction > 0 ? "lower" : "higher"}` : "");
   const rows = [
     ["worst device peak", "worst_device_peak_bytes"],
     ["worst reserved peak", "worst_reserved_peak_bytes"],
     ["allocated peak", "allocated_peak_bytes"],
     ["ready allocated", "ready_allocated_bytes"],
   ].map(([name, field]) => row(name + ", MiB", mib(result.baseline[field]), mib(result.fix[field])));
+  rows.unshift(row("worst load peak, MiB", ...loadPeaks.map((peak) => mib(peak < 0 ? null : peak))));
   for (const [name, field] of [["outcome", "outcome"], ["allocator retries", "allocator_retries"], ["allocator setting", "alloc_conf"], ["run", "run"]])
     rows.push(row(name, result.baseline[field] ?? "—", result.fix[field] ?? "—"));
   const equal = { true: "equal to the byte on every rank", false: "different" }[result.ready_allocated_equal] ?? "not known for both";
