@@ -13,6 +13,7 @@ from loadpeak_dashboards.panels import (
     SERIES,
     at,
     bars,
+    override,
     per_layer,
     row,
     stat,
@@ -21,6 +22,7 @@ from loadpeak_dashboards.panels import (
     timeline,
 )
 from loadpeak_dashboards.queries import (
+    cache_flushes,
     during_range,
     during_step,
     each,
@@ -72,7 +74,7 @@ def build() -> core.Dashboard:
             thresholds=steps((None, RED), (0, GREEN)),
         ),
         stat(
-            "Ready allocation, difference",
+            "Ready difference",
             "Live memory when ready, fix less baseline, at the rank where they differ most: 0 when both hold "
             "the same weights.",
             at(16, 0, 4, 4),
@@ -89,7 +91,7 @@ def build() -> core.Dashboard:
             "Cache flushes, fix",
             "Allocations of the fix run that only succeeded after the whole cache was given back.",
             at(20, 0, 4, 4),
-            (each(during_range(metric("allocator_retries_total", run="$fix")), "run", of="sum"), "retries"),
+            (cache_flushes("run", run="$fix"), "retries"),
             unit="none",
             thresholds=steps((None, GREEN), (1, RED)),
         ),
@@ -126,6 +128,18 @@ def build() -> core.Dashboard:
         },
         sort_by="Run",
         hidden=["info"],
+        overrides=[
+            override(name, ("custom.width", width))
+            for name, width in (
+                ("Run", 270),
+                ("Variant", 110),
+                ("Host", 110),
+                ("Allocator setting", 260),
+                ("Release", 100),
+                ("Split limit", 90),
+                ("Engine", 80),
+            )
+        ],
     )
     by_layer = [
         per_layer(
@@ -152,7 +166,7 @@ def build() -> core.Dashboard:
         per_layer(
             "Device memory by layer",
             "Highest device memory use while each layer was converted, on the fullest GPU.",
-            at(0, 20, 12, 9),
+            at(0, 20, 24, 8),
             [(each(last(metric("layer_device_peak_bytes", run=run)), "layer"), side) for side, run in SIDES],
             colours={"baseline": RED, "fix": GREEN},
         ),
@@ -160,13 +174,13 @@ def build() -> core.Dashboard:
             "Device peak by phase",
             "Highest device memory use within each phase, on the fullest GPU: aligned by phase, since the "
             "two runs did not start at the same time.",
-            at(12, 20, 12, 9),
+            at(0, 29, 8, 10),
             [
                 (each(during_range(metric("device_used_peak_bytes", run=run)), "phase"), side)
                 for side, run in SIDES
             ],
             "phase",
-            PHASES,
+            PHASES[:-1],
             colours=SERIES,
         ),
     ]
@@ -174,7 +188,7 @@ def build() -> core.Dashboard:
         timeline(
             f"Device memory, {side}",
             f"Memory in use on each GPU of the {side} run, at the time it ran.",
-            at(12 * number, 30, 12, 8),
+            at(8 + 8 * number, 29, 8, 10),
             [(each(during_step(metric("device_used_bytes", run=run)), "rank"), "rank {{rank}}")],
         )
         for number, (side, run) in enumerate(SIDES)
@@ -199,5 +213,12 @@ def build() -> core.Dashboard:
             ]
         ),
         links=[dashboard_link("Fleet headroom", FLEET_UID), dashboard_link("Startup live", LIVE_UID)],
-        panels=[*figures, about, row("By layer and phase", 9), *by_layer, row("Over time", 29), *over_time],
+        panels=[
+            *figures,
+            about,
+            row("By layer", 9),
+            *by_layer,
+            row("By phase and over time", 28),
+            *over_time,
+        ],
     ).auto_panel_ids()

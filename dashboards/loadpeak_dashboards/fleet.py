@@ -32,6 +32,7 @@ from loadpeak_dashboards.panels import (
 )
 from loadpeak_dashboards.queries import (
     RUN,
+    cache_flushes,
     during_range,
     during_step,
     each,
@@ -39,6 +40,7 @@ from loadpeak_dashboards.queries import (
     load_headroom,
     load_peak,
     metric,
+    while_loading,
 )
 
 _CHOSEN = {"host__re": "$host"}
@@ -46,15 +48,16 @@ _SHARE_STEPS = steps(
     (None, RED), (limits.HEADROOM_CRITICAL_SHARE, ORANGE), (limits.HEADROOM_WARNING_SHARE, GREEN)
 )
 
+_NO_READING = {
+    "type": "special",
+    "options": {"match": "null+nan", "result": {"text": "—", "color": "transparent", "index": 0}},
+}
+
 
 def _of_model(expression: str) -> str:
     """An expression by run, kept for the chosen models."""
     runs = each(last(metric("run_info", model__re="$model", **_CHOSEN)), *RUN, "model")
     return f"{expression} * on ({', '.join(RUN)}) group_left (model) {runs}"
-
-
-def _by_run(selector: str) -> str:
-    return _of_model(each(during_range(selector), *RUN))
 
 
 def _share() -> str:
@@ -80,7 +83,7 @@ def build() -> core.Dashboard:
         stat(
             "Tightest headroom",
             "The smallest share of a GPU's memory that any startup in the time range left free.",
-            at(0, 0, 5, 4),
+            at(0, 0, 6, 4),
             (f"min({_share()})", "headroom"),
             unit="percentunit",
             decimals=1,
@@ -89,7 +92,7 @@ def build() -> core.Dashboard:
         stat(
             "Hosts in danger",
             f"Hosts with a startup that left less than {limits.HEADROOM_WARNING_SHARE:.0%} of a GPU free.",
-            at(5, 0, 5, 4),
+            at(6, 0, 6, 4),
             (
                 f"count(min by (host) ({_share()}) < {limits.HEADROOM_WARNING_SHARE}) or vector(0)",
                 "hosts",
@@ -101,7 +104,7 @@ def build() -> core.Dashboard:
             stat(
                 title,
                 f"Startups in the time range whose outcome is {outcome}.",
-                at(10 + 3 * number, 0, 3, 4),
+                at(12 + 3 * number, 0, 3, 4),
                 (_count(outcome), outcome),
                 unit="none",
                 thresholds=steps((None, colour), *more),
@@ -125,8 +128,8 @@ def build() -> core.Dashboard:
         [
             (_share(), "Headroom"),
             (_of_model(_headroom(during_range)), "Headroom, bytes"),
-            (_by_run(load_peak(**_CHOSEN)), "Load peak"),
-            (_by_run(metric("allocator_retries_total", **_CHOSEN)), "Cache flushes"),
+            (_of_model(each(during_range(load_peak(**_CHOSEN)), *RUN)), "Load peak"),
+            (_of_model(cache_flushes(*RUN, **_CHOSEN)), "Cache flushes"),
             (_of_model(outcome), "outcome is"),
         ],
         {"host": "Host", "outcome": "Outcome", "variant": "Variant", "run": "Run", "model": "Model"},
@@ -138,6 +141,7 @@ def build() -> core.Dashboard:
                 ("unit", "percentunit"),
                 ("decimals", 1),
                 ("thresholds", _SHARE_STEPS),
+                ("mappings", [_NO_READING]),
                 ("custom.cellOptions", {"type": "color-background", "mode": "basic"}),
                 ("color", {"mode": "thresholds"}),
                 ("custom.width", 110),
@@ -176,22 +180,34 @@ def build() -> core.Dashboard:
     trends = [
         timeline(
             "Headroom by host",
-            "Share of the fullest GPU's memory that startups on each host have left free.",
+            "Share of the fullest GPU's memory that was left free so far by the startups that were loading.",
             at(0, 17, 12, 9),
             [
                 (
-                    each(f"{_headroom(during_step)} / {_total(during_step)}", "host", of="min"),
+                    each(
+                        while_loading(f"{_headroom(during_step)} / {_total(during_step)}", **_CHOSEN),
+                        "host",
+                        of="min",
+                    ),
                     "{{host}}",
                 )
             ],
             unit="percentunit",
-            colours={},
+            points=True,
         ),
         timeline(
             "Device memory by host",
-            "Highest device memory use of any GPU of each host.",
+            "Highest device memory use of any GPU of each host while it was loading.",
             at(12, 17, 12, 9),
-            [(each(during_step(metric("device_used_bytes", **_CHOSEN)), "host"), "{{host}}")],
+            [
+                (
+                    each(
+                        while_loading(during_step(metric("device_used_bytes", **_CHOSEN)), **_CHOSEN), "host"
+                    ),
+                    "{{host}}",
+                )
+            ],
+            points=True,
         ),
     ]
     return core.Dashboard(

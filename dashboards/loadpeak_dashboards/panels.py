@@ -8,6 +8,7 @@ from typing import Any
 from grafanalib import core
 
 from loadpeak_dashboards.grafana import Panel, Target
+from loadpeak_dashboards.queries import numbered
 
 RED, ORANGE, GREEN, BLUE, PURPLE, GREY = "red", "orange", "green", "blue", "purple", "#8e8e8e"
 OUTCOMES = {"loading": BLUE, "ready": GREEN, "oom": RED, "failed": ORANGE, "killed": PURPLE}
@@ -77,6 +78,15 @@ def link(title: str, url: str) -> dict[str, Any]:
     return {"title": title, "url": url, "targetBlank": False}
 
 
+def _table_columns(queries: Sequence[Query]) -> tuple[dict[str, str], dict[str, bool]]:
+    """Of joined tables: the legend of each value column, and the time columns, which nobody wants to see."""
+    if len(queries) == 1:
+        return {"Value": queries[0][1]}, {"Time": True}
+    columns = {f"Value #{chr(ord('A') + number)}": legend for number, (_, legend) in enumerate(queries)}
+    times = {"Time": True, **{f"Time {number}": True for number in range(1, len(queries) + 1)}}
+    return columns, times
+
+
 LEGEND_BELOW = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 LEGEND_TABLE = {
     "displayMode": "table",
@@ -95,6 +105,9 @@ _LINES = {
     "axisSoftMin": 0,
 }
 
+_STARTS = {"showPoints": "always", "pointSize": 4, "lineWidth": 1, "insertNulls": 10_000}
+"""Of series that are there while something starts: apart for more than 10 s is another start."""
+
 
 def timeline(
     title: str,
@@ -105,10 +118,9 @@ def timeline(
     unit: str = "bytes",
     colours: Mapping[str, str] | None = None,
     overrides: Sequence[dict[str, Any]] = (),
-    steps_at_samples: bool = True,
+    points: bool = False,
 ) -> Panel:
-    """Curves over time; memory changes in steps and is drawn so."""
-    interpolation = "stepAfter" if steps_at_samples else "linear"
+    """Curves over time; memory changes in steps and is drawn so. With ``points`` lone values show too."""
     return Panel(
         kind="timeseries",
         title=title,
@@ -116,7 +128,11 @@ def timeline(
         gridPos=place,
         targets=targets(queries),
         unit=unit,
-        custom={**_LINES, "lineInterpolation": interpolation},
+        custom={
+            **_LINES,
+            "lineInterpolation": "stepAfter",
+            **(_STARTS if points else {}),
+        },
         options={"legend": LEGEND_BELOW, "tooltip": TOOLTIP},
         overrides=[*coloured(colours or {}), *overrides],
     )
@@ -137,6 +153,7 @@ def stat(
 ) -> Panel:
     """One figure; with ``name`` the name of the series is what is shown."""
     defaults: dict[str, Any] = {"mappings": list(mappings), "noValue": none}
+    defaults["color"] = {"mode": "fixed", "fixedColor": "text"}
     if thresholds is not None:
         defaults |= {"thresholds": thresholds, "color": {"mode": "thresholds"}}
     if decimals is not None:
@@ -173,13 +190,10 @@ def per_layer(
     colours: Mapping[str, str] | None = None,
     dashed: Sequence[str] = (),
     bars: bool = False,
+    none: str | None = None,
 ) -> Panel:
     """Curves over the layer number; each query has the label ``layer`` and nothing else."""
-    letters = [chr(ord("A") + number) for number in range(len(queries))]
-    names = dict(zip(letters, (legend for _, legend in queries), strict=True))
-    value = "Value" if len(queries) == 1 else "Value #{}"
-    renamed = {value.format(letter): name for letter, name in names.items()}
-    hidden = {"Time": True, **{f"Time {number}": True for number in range(1, len(queries) + 1)}}
+    renamed, hidden = _table_columns(queries)
     dash = [override(name, ("custom.lineStyle", {"fill": "dash", "dash": [8, 6]})) for name in dashed]
     draw = {"drawStyle": "bars", "fillOpacity": 70, "lineWidth": 1} if bars else {}
     return Panel(
@@ -190,6 +204,7 @@ def per_layer(
         targets=targets(queries, instant=True, table=True),
         unit=unit,
         custom={**_LINES, **draw},
+        defaults={} if none is None else {"noValue": none},
         options={"legend": LEGEND_BELOW, "tooltip": TOOLTIP, "xField": "layer"},
         overrides=[
             override("layer", ("unit", "none"), ("decimals", 0), ("custom.axisLabel", "layer")),
@@ -225,22 +240,20 @@ def bars(
     unit: str = "bytes",
     colours: Mapping[str, str] | None = None,
 ) -> Panel:
-    """Groups of bars by the values of a label, in a given order."""
-    letters = [chr(ord("A") + number) for number in range(len(queries))]
-    value = "Value" if len(queries) == 1 else "Value #{}"
-    renamed = {value.format(letter): legend for letter, (_, legend) in zip(letters, queries, strict=True)}
-    hidden = {"Time": True, **{f"Time {number}": True for number in range(1, len(queries) + 1)}}
-    mapping = {name: {"text": name, "index": number} for number, name in enumerate(order)}
+    """Groups of bars by the values of a label, from top to bottom in a given order."""
+    ordered = [*queries, (numbered(label, order), "order")]
+    columns, hidden = _table_columns(ordered)
+    place_of = next(column for column, legend in columns.items() if legend == "order")
     return Panel(
         kind="barchart",
         title=title,
         description=description,
         gridPos=place,
-        targets=targets(queries, instant=True, table=True),
+        targets=targets(ordered, instant=True, table=True),
         unit=unit,
         custom={"fillOpacity": 80, "lineWidth": 1, "axisSoftMin": 0},
         options={
-            "orientation": "auto",
+            "orientation": "horizontal",
             "xField": label,
             "xTickLabelRotation": 0,
             "xTickLabelMaxLength": 0,
@@ -255,14 +268,19 @@ def bars(
             "tooltip": TOOLTIP,
         },
         overrides=[
-            override(label, ("unit", "string"), ("mappings", [{"type": "value", "options": mapping}])),
+            override(label, ("unit", "string")),
             *coloured({f"^{name}$": colour for name, colour in (colours or {}).items()}),
         ],
         transformations=[
             {"id": "joinByField", "options": {"byField": label, "mode": "outer"}},
+            {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": place_of}]}},
             {
                 "id": "organize",
-                "options": {"excludeByName": hidden, "indexByName": {}, "renameByName": renamed},
+                "options": {
+                    "excludeByName": {**hidden, place_of: True},
+                    "indexByName": {},
+                    "renameByName": columns,
+                },
             },
         ],
     )
@@ -277,8 +295,8 @@ def states(
 ) -> Panel:
     """Rows of 0/1 series over time: a bar where it is 1."""
     mapping = {
-        "0": {"text": " ", "color": "transparent", "index": 0},
-        "1": {"text": " ", "color": colour, "index": 1},
+        "0": {"text": "no", "color": "transparent", "index": 0},
+        "1": {"text": "yes", "color": colour, "index": 1},
     }
     return Panel(
         kind="state-timeline",
@@ -313,12 +331,12 @@ def table(
 ) -> Panel:
     """A table: the queries share their labels; ``columns`` are those shown, in order, with their names.
 
-    The legend of a query is the name of its column; those in ``hidden`` are left out.
+    The legend of a query is the name of its column, which comes after the first label; those in ``hidden``
+    are left out.
     """
-    letters = [chr(ord("A") + number) for number in range(len(queries))]
-    value = "Value" if len(queries) == 1 else "Value #{}"
-    renamed = {value.format(letter): legend for letter, (_, legend) in zip(letters, queries, strict=True)}
-    order = [*columns, *renamed]
+    renamed, times = _table_columns(queries)
+    first, *rest = columns
+    order = [first, *renamed, *rest]
     return Panel(
         kind="table",
         title=title,
@@ -340,7 +358,7 @@ def table(
                 "id": "organize",
                 "options": {
                     "excludeByName": {
-                        "Time": True,
+                        **times,
                         **{name: True for name, shown in renamed.items() if shown in hidden},
                     },
                     "indexByName": {name: number for number, name in enumerate(order)},

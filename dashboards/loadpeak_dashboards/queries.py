@@ -6,7 +6,7 @@ as the highest over ``job`` and ``instance`` (:func:`each`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loadpeak.record import LOAD_PHASES
 from loadpeak_exporter.catalogue import CATALOGUE
@@ -49,14 +49,34 @@ def load_headroom(*by: str, range_of: Callable[[str], str] = str, **labels: str)
     return each(f"{total} - {each(range_of(load_peak(**labels)), *RANK)}", *by, of="min")
 
 
+def cache_flushes(*by: str, **labels: str) -> str:
+    """Allocator retries within the dashboard's range, over the ranks, whoever scraped them."""
+    ranks = each(during_range(metric("allocator_retries_total", **labels)), *RANK)
+    return each(ranks, *by, of="sum")
+
+
 def each(selector: str, *labels: str, of: str = "max") -> str:
     """One series for each combination of labels, whoever scraped it."""
     return f"{of} by ({', '.join(labels)}) ({selector})"
 
 
+def numbered(label: str, values: Sequence[str]) -> str:
+    """A series for each value of a label, whose own value is its place: to sort by."""
+    return " or ".join(
+        f'label_replace(vector({number}), "{label}", "{value}", "", "")'
+        for number, value in enumerate(values)
+    )
+
+
 def during_range(selector: str, of: str = "max") -> str:
     """What a series was within the dashboard's range: also when the run has left ``/metrics`` since."""
     return f"{of}_over_time({selector}[$__range])"
+
+
+def while_loading(selector: str, **labels: str) -> str:
+    """A series of ranks, where their run is loading: runs that have ended stay on ``/metrics`` for a day."""
+    loading = during_step(metric("run_outcome", outcome="loading", **labels))
+    return f"({selector} and on (host, run) ({loading} == 1))"
 
 
 def during_step(selector: str, of: str = "max") -> str:

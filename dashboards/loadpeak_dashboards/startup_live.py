@@ -25,6 +25,7 @@ from loadpeak_dashboards.panels import (
     timeline,
 )
 from loadpeak_dashboards.queries import (
+    cache_flushes,
     during_range,
     during_step,
     each,
@@ -59,7 +60,6 @@ def build() -> core.Dashboard:
     expected = each(last(_selector("layers")), "run")
     headroom = load_headroom("run", range_of=during_range, **_RUN)
     peak = each(during_range(load_peak(**_RUN)), "run")
-    retries = each(during_range(_selector("allocator_retries_total")), "run", of="sum")
     figures = [
         stat(
             "Outcome",
@@ -78,7 +78,7 @@ def build() -> core.Dashboard:
             name=True,
         ),
         stat(
-            "Layers converted",
+            "Layers done",
             "Share of the layers whose weights have been converted, on the slowest rank.",
             at(9, 0, 3, 4),
             (f"{done} / {expected}", "converted"),
@@ -105,7 +105,7 @@ def build() -> core.Dashboard:
             "Allocations that only succeeded after the whole cache was given back, over all ranks: each is "
             "one step from out of memory.",
             at(20, 0, 4, 4),
-            (retries, "retries"),
+            (cache_flushes("run", **_RUN), "retries"),
             unit="none",
             thresholds=_NONE_IS_GOOD,
         ),
@@ -159,7 +159,7 @@ def build() -> core.Dashboard:
                 (each(during_range(_selector("allocator_allocated_peak_bytes")), "phase"), "allocated"),
             ],
             "phase",
-            PHASES,
+            PHASES[:-1],
             colours=SERIES,
         ),
     ]
@@ -187,15 +187,16 @@ def build() -> core.Dashboard:
             "Released by layer",
             "Cached memory that was given back to the device after each layer, on the rank with most; empty "
             "where no release was asked for.",
-            at(0, 33, 12, 7),
+            at(0, 33, 24, 6),
             [(_layer("layer_released_bytes"), "released")],
             bars=True,
             colours={"released": PURPLE},
+            none="no release in this run",
         ),
         per_layer(
             "Duration by layer",
             "Time that the conversion of each layer took, on the slowest rank.",
-            at(12, 33, 12, 7),
+            at(0, 39, 24, 6),
             [(_layer("layer_duration_seconds"), "duration")],
             unit="s",
             bars=True,

@@ -79,7 +79,9 @@ def play(recorded: Path, home: Path, story: str, speed: float) -> None:
 def cast(record: Path, target: Path, act: Act) -> None:
     """Write a recorded startup of one rank as one of four ranks on V100 cards."""
     header = decode_header((record / run_folder.HEADER).read_bytes())
-    run_folder.write_header(target, msgspec.structs.replace(header, tp_size=RANKS, world_size=RANKS))
+    model = Path(header.model or "").name
+    changes = {"model": model, "tp_size": RANKS, "world_size": RANKS}
+    run_folder.write_header(target, msgspec.structs.replace(header, **changes))
     journal = _read(run_folder.journal_path(record, 0))
     samples = _read(run_folder.device_path(record, 0))
     end = None
