@@ -1,12 +1,20 @@
 """What tests need from the machine, and what happens when it is not there."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+
+def free_port() -> int:
+    """A port of the loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

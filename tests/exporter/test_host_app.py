@@ -19,6 +19,7 @@ from loadpeak.record import Exporter
 from loadpeak_exporter import alerts, api, serve_settings
 from loadpeak_exporter.host_app import create_host_app
 from loadpeak_exporter.store import Host, RunStore
+from tests.conftest import free_port
 from tests.exporter.building import Startup
 from tests.exporter.test_metrics import parse
 from tests.exporter.test_run_command import LOADPEAK, environ
@@ -270,13 +271,6 @@ def test_certificate_without_a_key_is_refused(tmp_path: Path) -> None:
 
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

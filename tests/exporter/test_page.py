@@ -18,6 +18,7 @@ from loadpeak_exporter.host_app import create_host_app
 from loadpeak_exporter.server import Server, bind
 from loadpeak_exporter.store import Host, RunStore
 from tests.exporter.building import Startup
+from tests.profiler.test_sampler import wait_for
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -153,7 +154,7 @@ def test_page_follows_a_run_that_grows(page: Page, home: Path) -> None:
     for layer in (1, 2):
         startup.convert(layer)
     page.says("3 of 8")
-    assert len(page.curves("time")[0]["x"]) > before
+    wait_for(lambda: len(page.curves("time")[0]["x"]) > before)
     for layer in range(3, 8):
         startup.convert(layer)
     startup.session.end_phase()

@@ -16,17 +16,15 @@ from typing import Any
 import pytest
 
 from loadpeak import __version__
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.profiler.test_sampler import wait_for
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 PACKAGES = "python3-minimal,libpython3-stdlib,prometheus,prometheus-alertmanager"
 PASSWORD = {"GRAFANA_PASSWORD": "only for this test"}
 PORTS = {
-    "LOADPEAK_SERVE_PORT": 19839,
-    "PROMETHEUS_PORT": 19090,
-    "ALERTMANAGER_PORT": 19093,
-    "GRAFANA_PORT": 13000,
+    name: free_port()
+    for name in ("LOADPEAK_SERVE_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT", "GRAFANA_PORT")
 }
 
 

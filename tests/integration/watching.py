@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -18,19 +17,13 @@ from typing import Any
 
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.exporter.test_run_command import LOADPEAK
 from tests.profiler.test_sampler import wait_for
 
 PROVISIONING = ROOT / "dashboards" / "provisioning"
 RULES = ROOT / "dashboards" / "generated" / "rules.yml"
 PROGRAMS = ("prometheus", "promtool", "prometheus-alertmanager", "victoria-metrics")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def fetch(url: str) -> Any:
