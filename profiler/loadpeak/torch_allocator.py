@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from loadpeak.allocator.settings import conf_string
 from loadpeak.record import Memory
 
-_MIB = 1 << 20
 RESET_FUNCTIONS = (
     ("torch.cuda", "reset_peak_memory_stats"),
     ("torch.cuda.memory", "reset_peak_memory_stats"),
@@ -108,24 +108,6 @@ class TorchAllocator:
 
         device = self._device()
         return None if device is None else str(torch.cuda.get_device_name(device))
-
-
-def conf_string(settings: dict[str, Any]) -> str:
-    """``allocator_settings`` of a snapshot as a conf string, for example ``expandable_segments:True``."""
-    parts: list[str] = []
-    if settings.get("expandable_segments"):
-        parts.append("expandable_segments:True")
-    split = settings.get("max_split_size")
-    if isinstance(split, int) and 0 < split < 1 << 62:
-        parts.append(f"max_split_size_mb:{split // _MIB}")
-    threshold = settings.get("garbage_collection_threshold")
-    if threshold:
-        parts.append(f"garbage_collection_threshold:{threshold:g}")
-    divisions = settings.get("roundup_power2_divisions") or {}
-    parts += [f"roundup_power2_divisions:[{','.join(f'{k}:{v}' for k, v in divisions.items())}]"] * any(
-        value not in (0, 1) for value in divisions.values()
-    )
-    return ",".join(parts)
 
 
 def environment_conf(environ: dict[str, str] | None = None) -> str | None:
