@@ -122,7 +122,12 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _release(text: str) -> str:
+def release_policy(text: str) -> str:
+    """The spelling of a release policy, as it is.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
     name, _, size = text.partition(":")
     if name == "threshold":
         parse_size(size)
@@ -183,7 +188,7 @@ TABLE: tuple[Setting, ...] = (
         "off",
         "one of the policies off, moe-layer, layer, threshold:SIZE (for example threshold:2GiB)",
         "When unused cached blocks are given back to the device while loading.",
-        _release,
+        release_policy,
     ),
     Setting(
         "LOADPEAK_SPLIT_LIMIT",

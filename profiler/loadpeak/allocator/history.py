@@ -15,7 +15,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from loadpeak.allocator.model import DEFAULT_POOL, Lane
-from loadpeak.allocator.releases import Burst, by_allocator
+from loadpeak.allocator.releases import Burst, judge
+from loadpeak.allocator.settings import AllocatorSettings
+from loadpeak.allocator.sizes import LARGE_SEGMENT, SMALL_SEGMENT
 from loadpeak.allocator.start import FoundFree, Start, reconstruct
 
 Event = Mapping[str, Any]
@@ -55,6 +57,13 @@ class SegmentEvent(NamedTuple):
     stream: int = 0
 
     @property
+    def of_small_pool(self) -> bool:
+        """Whether the small pool gave it back, by its size."""
+        if self.action == "segment_free":
+            return self.size == SMALL_SEGMENT
+        return self.size % LARGE_SEGMENT != 0
+
+    @property
     def change_bytes(self) -> int:
         """What it added to the reserved memory, negative where it gave back."""
         return self.size if self.action in ("segment_alloc", "segment_map") else -self.size
@@ -70,12 +79,13 @@ class History(NamedTuple):
         operations: requested bytes for an allocation, the complement of a block's number for a free.
         events: the place of each operation in the recorded history.
         times_us: the time of each recorded event, microseconds since 1970.
-        steps: what else the program did, in order.
+        steps: what else the program did, in order; its calls of ``empty_cache`` only after :meth:`judged`.
+        bursts: releases of cached memory by whomever.
         start: what was there before.
         segment_events: what the recorded allocator did.
         recorded_peak_bytes: the most it had reserved.
-        limit_bytes: so much it could not have, if it ever found no memory.
-        retries: how often it gave everything back and tried again, as far as the history shows.
+        limit_bytes: so much it could not have, if it ever found no memory; known after :meth:`judged`.
+        retries: how often it gave everything back and tried again; likewise.
     """
 
     device: int
@@ -83,11 +93,12 @@ class History(NamedTuple):
     events: array[int]
     times_us: array[int]
     steps: tuple[Step, ...]
+    bursts: tuple[Burst, ...]
     start: Start
     segment_events: tuple[SegmentEvent, ...]
     recorded_peak_bytes: int
-    limit_bytes: int | None
-    retries: int
+    limit_bytes: int | None = None
+    retries: int = 0
 
     def operation_at(self, event: int) -> int:
         """The first operation at or after a place in the recorded history."""
@@ -97,17 +108,27 @@ class History(NamedTuple):
         """The first place in the recorded history that is later than a time."""
         return bisect_left(self.times_us, time_us + 1)
 
+    def judged(self, settings_at: Callable[[int], AllocatorSettings]) -> History:
+        """The same with its releases told apart: see :mod:`loadpeak.allocator.releases`.
 
-def from_trace(
-    device: int, trace: Sequence[Event], segments: Sequence[Event] = (), collects: bool = False
-) -> History:
+        Args:
+            settings_at: the settings that were in force at a place in the recorded history.
+        """
+        verdict = judge(self.bursts, self.recorded_peak_bytes, settings_at)
+        emptied = [Step(burst.event, burst.at, Do.EMPTY_CACHE) for burst in verdict.by_program]
+        steps = sorted([*self.steps, *emptied], key=lambda step: step.event)
+        return self._replace(
+            steps=tuple(steps), bursts=(), limit_bytes=verdict.limit_bytes, retries=verdict.retries
+        )
+
+
+def from_trace(device: int, trace: Sequence[Event], segments: Sequence[Event] = ()) -> History:
     """Compact one device's trace.
 
     Args:
         device: its index.
         trace: entries of ``device_traces`` in a snapshot.
         segments: the snapshot's segments of this device: what was there when it was taken.
-        collects: whether the recorded run had a garbage collection threshold.
 
     Raises:
         KeyError: an entry lacks a field.
@@ -126,13 +147,11 @@ def from_trace(
         elif action == "free_completed":
             reader.free(place, event)
         elif action.startswith("segment_"):
-            reader.segment_event(
-                SegmentEvent(place, action, event["size"], event["addr"], event["stream"])
-            )
+            reader.segment_event(SegmentEvent(place, action, event["size"], event["addr"], event["stream"]))
         elif action == "oom":
             reader.out_of_memory(place, event)
     start = reconstruct(reader.segment_events, segments, reader.found_free, reader.live)
-    return reader.history(device, start, array("q", [event["time_us"] for event in trace]), collects)
+    return reader.history(device, start, array("q", [event["time_us"] for event in trace]))
 
 
 class _Reader:
@@ -190,8 +209,9 @@ class _Reader:
         self.events.append(place)
 
     def segment_event(self, event: SegmentEvent) -> None:
-        if event.change_bytes < 0 and self._burst is None:
-            self._burst = Burst(event.event, len(self.operations), self._reserved)
+        if event.change_bytes < 0:
+            burst = self._burst or Burst(event.event, len(self.operations), self._reserved)
+            self._burst = burst.with_piece(event.size, event.of_small_pool)
         self._reserved += event.change_bytes
         self.segment_events.append(event)
 
@@ -205,37 +225,32 @@ class _Reader:
         self._bursts.append(self._burst._replace(**what))
         self._burst = None
 
-    def history(self, device: int, start: Start, times_us: array[int], collects: bool) -> History:
+    def history(self, device: int, start: Start, times_us: array[int]) -> History:
         """All of it, with the blocks of the start numbered first."""
         if self._burst is not None:
             self._end_burst()
-        shift = len(start.blocks)
+        shift, reserved = len(start.blocks), start.reserved_bytes
         if shift:
             self.operations = array("q", [op - shift if op < 0 else op for op in self.operations])
             for operation, number in start.frees:
                 self.operations[operation] = ~number
-        levels = accumulate((event.change_bytes for event in self.segment_events), initial=0)
-        peak = max(levels)
-        own = by_allocator(self._bursts, peak, collects)
-        steps = [
-            step._replace(value=step.value + shift) if step.do in (Do.ASK_FREE, Do.FREE) else step
-            for step in self.steps
-        ]
-        steps += [
-            Step(burst.event, burst.at, Do.EMPTY_CACHE) for burst in self._bursts if burst not in own
-        ]
-        limit = None if collects else min((burst.needed_bytes for burst in own), default=None)
+        numbered = (Do.ASK_FREE, Do.FREE)
+        levels = accumulate((event.change_bytes for event in self.segment_events), initial=reserved)
         return History(
             device=device,
             operations=self.operations,
             events=self.events,
             times_us=times_us,
-            steps=tuple(sorted(steps, key=lambda step: step.event)),
+            steps=tuple(
+                step._replace(value=step.value + shift) if step.do in numbered else step
+                for step in self.steps
+            ),
+            bursts=tuple(
+                burst._replace(reserved_bytes=burst.reserved_bytes + reserved) for burst in self._bursts
+            ),
             start=start,
             segment_events=tuple(self.segment_events),
-            recorded_peak_bytes=peak + start.reserved_bytes,
-            limit_bytes=None if limit is None else limit + start.reserved_bytes,
-            retries=0 if collects else len(own),
+            recorded_peak_bytes=max(levels),
         )
 
 

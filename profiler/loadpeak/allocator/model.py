@@ -94,6 +94,10 @@ class AllocatorModel:
             self._lanes[lane] = (Pool(small=True), Pool(small=False))
         return self._lanes[lane]
 
+    def all_pools(self) -> list[Pool]:
+        """The pools of every lane."""
+        return [pool for pools in self._lanes.values() for pool in pools]
+
     def alloc(self, requested: int) -> Block:
         """A block for a request (``malloc``, ``should_split``, ``alloc_found_block``).
 

@@ -6,22 +6,22 @@ replay; what the allocator did itself depends on the settings, and a replay deci
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from loadpeak.allocator.settings import AllocatorSettings
-from loadpeak.allocator.sizes import block_size, segment_size
-
-_DEFAULTS = AllocatorSettings()
+from loadpeak.allocator.sizes import SMALL_LIMIT, block_size, segment_size
 
 
 class Burst(NamedTuple):
-    """Consecutive releases.
+    """Consecutive releases, or a request that failed with nothing to release.
 
     Attributes:
         event: the place of the first in the history.
         at: the operation that comes next.
         reserved_bytes: what was reserved before; after them where the request failed all the same.
+        largest_small: the largest piece that the small pool gave back.
+        largest_large: the largest piece that the large pool gave back.
         requested_bytes: the request that came next, or nothing where something else did.
         failed: whether that request ended in an out-of-memory error.
     """
@@ -29,31 +29,68 @@ class Burst(NamedTuple):
     event: int
     at: int
     reserved_bytes: int
+    largest_small: int = 0
+    largest_large: int = 0
     requested_bytes: int | None = None
     failed: bool = False
 
-    @property
-    def needed_bytes(self) -> int:
-        """What would have been reserved had the request been served without a release."""
-        size = block_size(self.requested_bytes or 0, _DEFAULTS)
-        return self.reserved_bytes + segment_size(size, _DEFAULTS)
+    def with_piece(self, size: int, small: bool) -> Burst:
+        """One more piece."""
+        if small:
+            return self._replace(largest_small=max(self.largest_small, size))
+        return self._replace(largest_large=max(self.largest_large, size))
 
 
-def by_allocator(bursts: Iterable[Burst], peak_bytes: int, collects: bool) -> tuple[Burst, ...]:
-    """Those that the allocator made itself, inside a request that found no memory.
+class Verdict(NamedTuple):
+    """What became of the bursts.
 
-    It gives back and tries again only when a request does not fit. So a burst is its own only if a request
-    came next, and if serving that request without it would have gone above everything that was ever
-    reserved: had that much been had at another time, there would have been room this time too.
+    Attributes:
+        by_program: those that are calls of ``empty_cache``.
+        retries: how often the allocator gave everything back and tried again.
+        limit_bytes: so much could not be reserved, if a request ever found no memory.
+    """
+
+    by_program: tuple[Burst, ...]
+    retries: int
+    limit_bytes: int | None
+
+
+def judge(
+    bursts: Sequence[Burst], peak_bytes: int, settings_at: Callable[[int], AllocatorSettings]
+) -> Verdict:
+    """Tell the program's releases from the allocator's own.
+
+    The allocator gives back and tries again only when a request finds no memory. So a burst is its own only
+    if a request came next, if no block that was given back could have served it, and if serving it without
+    the release would have gone above everything that was ever reserved: had that much been had at another
+    time, there would have been room this time too. With a garbage collection threshold, any request may be
+    preceded by releases.
 
     Args:
         bursts: all of them.
         peak_bytes: the most that was reserved at any time.
-        collects: whether a garbage collection threshold was set; then any request may be preceded by one.
+        settings_at: the settings in force at a place in the history.
     """
-    return tuple(
-        burst
-        for burst in bursts
-        if burst.requested_bytes is not None
-        and (burst.failed or collects or burst.needed_bytes > peak_bytes)
-    )
+    by_program: list[Burst] = []
+    limits: list[int] = []
+    for burst in bursts:
+        settings = settings_at(burst.event)
+        if burst.requested_bytes is None:
+            by_program.append(burst)
+            continue
+        size = block_size(burst.requested_bytes, settings)
+        needed = burst.reserved_bytes + segment_size(size, settings)
+        if burst.failed or (needed > peak_bytes and not _could_serve(burst, size, settings)):
+            limits.append(needed)
+        elif not settings.garbage_collection_threshold:
+            by_program.append(burst)
+    return Verdict(tuple(by_program), len(limits), min(limits, default=None))
+
+
+def _could_serve(burst: Burst, size: int, settings: AllocatorSettings) -> bool:
+    """Whether a block that was given back could have served a request (``get_free_block``)."""
+    piece = burst.largest_small if size <= SMALL_LIMIT else burst.largest_large
+    limit = settings.max_split_bytes
+    if size < limit <= piece:
+        return False
+    return piece >= size

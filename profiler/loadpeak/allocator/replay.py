@@ -13,6 +13,8 @@ from loadpeak.allocator.model import AllocatorModel, OutOfMemoryError
 from loadpeak.allocator.pools import Block
 from loadpeak.allocator.settings import added, parse
 from loadpeak.allocator.start import put
+from loadpeak.errors import SettingError
+from loadpeak.settings import parse_size, release_policy
 
 if TYPE_CHECKING:
     from loadpeak.allocator.segments import SegmentEvent
@@ -32,16 +34,26 @@ class Change(NamedTuple):
     alloc_conf: str
 
 
+def conf_at(alloc_conf: str, changes: Sequence[Change], event: int) -> str:
+    """The conf string in force from a place in the recorded history on."""
+    for change in changes:
+        if change.from_event <= event < change.to_event:
+            alloc_conf = added(alloc_conf, change.alloc_conf)
+    return alloc_conf
+
+
 class Boundary(NamedTuple):
     """The end of one module's conversion, where a release policy acts.
 
     Attributes:
-        event: the first recorded event after it.
+        begin: the first recorded event of the conversion.
+        event: the first one after it.
         layer: number of its layer, if it has one.
         moe: whether the module holds experts.
         released: whether the recorded run released there.
     """
 
+    begin: int
     event: int
     layer: int | None
     moe: bool
@@ -53,6 +65,19 @@ class Release(NamedTuple):
 
     name: str
     threshold_bytes: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Release:
+        """The policy that a text spells.
+
+        Raises:
+            SettingError: it spells none.
+        """
+        try:
+            name, _, size = release_policy(text).partition(":")
+        except ValueError:
+            raise SettingError("release", text, "off, moe-layer, layer or threshold:SIZE") from None
+        return cls(name, parse_size(size) if size else 0)
 
     def wants(self, boundary: Boundary, model: AllocatorModel) -> bool:
         """Whether to empty the cache after this conversion."""
@@ -73,7 +98,10 @@ class Scenario(NamedTuple):
 
 
 class LayerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """From the end of the layer before to the end of this one; ``layer`` is missing after the last."""
+    """From the end of the layer before to the end of this one.
+
+    ``layer`` is missing before the first conversion and after the last layer.
+    """
 
     layer: int | None
     allocated_bytes: int
@@ -107,6 +135,7 @@ class Replay:
     Attributes:
         model: the allocator as it stands.
         blocks: the block behind each number that is in use; what stands behind others means nothing.
+        addresses: where each block was handed out, kept only while a goal is looked for.
         layer: number of the layer under way, if any is.
     """
 
@@ -124,9 +153,13 @@ class Replay:
         """
         self._history, self._scenario = history, scenario
         self.model = AllocatorModel(
-            parse(self._conf_at(-1)), scenario.capacity_bytes, on_event, self._finish_frees
+            parse(conf_at(scenario.alloc_conf, scenario.changes, -1)),
+            scenario.capacity_bytes,
+            on_event,
+            self._finish_frees,
         )
         self.blocks = put(self.model, history.start)
+        self.addresses = [block.address for block in self.blocks]
         self._steps = self._plan(boundaries)
         self.layer = next((boundary.layer for boundary in boundaries if boundary.layer is not None), None)
         self._asked: dict[int, Block] = {}
@@ -188,6 +221,7 @@ class Replay:
         for operation in self._history.operations[begin:end]:
             if operation >= 0:
                 keep(alloc(operation))
+                self.addresses.append(blocks[-1].address)
                 if self.model.memory.reserved_bytes >= until_reserved:
                     return True
             else:
@@ -201,8 +235,12 @@ class Replay:
         at = self._history.operation_at
         ours = {at(boundary.event) for boundary in boundaries if boundary.released}
         planned: list[tuple[int, int, Callable[[], None]]] = []
-        for event in sorted({event for change in self._scenario.changes for event in change[:2]}):
-            planned.append((event, at(event), partial(self._apply, self._conf_at(event))))
+        conf, changes = self._scenario.alloc_conf, self._scenario.changes
+        for event in {event for change in changes for event in change[:2]}:
+            planned.append((event, at(event), partial(self._apply, conf_at(conf, changes, event))))
+        if boundaries:
+            first = boundaries[0].begin
+            planned.append((first, at(first), partial(self._close_window, None)))
         for place, boundary in enumerate(boundaries):
             following = next((b.layer for b in boundaries[place + 1 :] if b.layer is not None), None)
             planned.append((boundary.event, at(boundary.event), partial(self._end, boundary, following)))
@@ -210,14 +248,6 @@ class Replay:
             if step.do is not Do.EMPTY_CACHE or step.at not in ours:
                 planned.append((step.event, step.at, partial(self._do, step)))
         return [(at, act) for _, at, act in sorted(planned, key=lambda one: one[:2])]
-
-    def _conf_at(self, event: int) -> str:
-        """The conf string in force from a recorded event on."""
-        conf = self._scenario.alloc_conf
-        for change in self._scenario.changes:
-            if change.from_event <= event < change.to_event:
-                conf = added(conf, change.alloc_conf)
-        return conf
 
     def _apply(self, conf: str) -> None:
         self.model.apply(parse(conf))

@@ -115,7 +115,7 @@ def after_setter(conf: str, call: str) -> str:
 
 
 def conf_string(settings: Mapping[str, Any]) -> str:
-    """``allocator_settings`` of a PyTorch snapshot as a conf string, for example ``expandable_segments:True``.
+    """``allocator_settings`` of a PyTorch snapshot as a conf string; empty for the defaults.
 
     The text that the snapshot holds is only the last one that was set, so its other fields are read.
     """
