@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None
     host: str
     layers: str
+    memory_history: int | None
     problems: tuple[SettingError, ...] = ()
     """Values that could not be used; their defaults stand in."""
 
@@ -87,6 +88,15 @@ def port_or_off(text: str) -> int | None:
     if not 1 <= port <= 65535:
         raise ValueError
     return port
+
+
+def _entries_or_off(text: str) -> int | None:
+    if text.lower() == "off":
+        return None
+    entries = int(text)
+    if not 1000 <= entries <= 10_000_000:
+        raise ValueError
+    return entries
 
 
 def _one_of(*choices: str) -> Parse:
@@ -221,6 +231,14 @@ TABLE: tuple[Setting, ...] = (
         "all, moe or off",
         "Which layers have series of their own on `/metrics`.",
         _one_of("all", "moe", "off"),
+    ),
+    Setting(
+        "LOADPEAK_MEMORY_HISTORY",
+        "memory_history",
+        "off",
+        "off, or a number of events from 1000 to 10000000",
+        "Records the allocator's history while loading, the newest so many events, for `loadpeak whatif`.",
+        _entries_or_off,
     ),
 )
 

@@ -63,7 +63,8 @@ def whatif(
         if value not in ("vllm", "keep"):
             raise SettingError("--split-limit", value, "vllm or keep")
     asked = questions.combinations(source, alloc_conf, release, split_limit, capacities)
-    before, *answers = questions.ask(source, [questions.recorded(source, capacities[0]), *asked])
+    as_it_was = [questions.recorded(source, limit) for limit in (source.limit_bytes, capacities[0])]
+    check, before, *answers = questions.ask(source, [*as_it_was, *asked])
     answers = questions.ranked(answers)
     sentence = advice.recommendation(answers, before)
     both_limits = len({question.keep_split_limit for question in asked}) > 1
@@ -75,7 +76,7 @@ def whatif(
         print(text.to_json(answers, sentence, both_limits))
         return
     console = Console()
-    for note in text.notes(source, answers, bool(capacity)):
+    for note in text.notes(source, answers, check, bool(capacity)):
         console.print(f"note: {note}", style="yellow", markup=False)
     text.print_answers(console, answers)
     console.print(sentence, style="bold", markup=False)

@@ -136,7 +136,8 @@ def ask(source: Source, questions: Sequence[Question]) -> list[Answer]:
                     question.alloc_conf if change is None else added(question.alloc_conf, change.alloc_conf)
                 )
         Release.parse(question.release)
-    tasks = [(question, place) for question in questions for place in range(len(source.devices))]
+    places = range(len(source.devices))
+    tasks = [(question, place) for question in dict.fromkeys(questions) for place in places]
     work = partial(_replay, source)
     cores = min(len(os.sched_getaffinity(0)), len(tasks))
     if cores == 1:

@@ -20,6 +20,7 @@ from loadpeak.record import (
     AnyLine,
     Conversion,
     Fix,
+    MemoryHistory,
     Model,
     PhaseStart,
     RankStart,
@@ -54,6 +55,7 @@ class Source(NamedTuple):
         layers_from: ``record``, ``inferred``, or ``unknown`` where there are no layers.
         layers_expected: how many the model has, if the record says so.
         timeline_from: ``record``, ``file``, or ``nothing`` where the settings are taken not to change.
+        cut_off: whether older events made room for newer ones in the history.
     """
 
     devices: tuple[DeviceRun, ...]
@@ -62,6 +64,7 @@ class Source(NamedTuple):
     layers_from: str
     layers_expected: int | None
     timeline_from: str
+    cut_off: bool = False
 
     @property
     def limit_bytes(self) -> int | None:
@@ -104,6 +107,12 @@ def build(snapshot: Snapshot, path: Path, timeline: Sequence[Change] | None = No
         ),
         layers_from="record" if recorded else "inferred" if layers else "unknown",
         layers_expected=sum(len(line.layers) for line in lines if isinstance(line, Model)) or None,
+        cut_off=any(
+            len(run.history.times_us) >= line.entries_limit
+            for line in lines
+            if isinstance(line, MemoryHistory)
+            for run in devices
+        ),
         timeline_from="file" if timeline is not None else "record" if phases else "nothing",
     )
 

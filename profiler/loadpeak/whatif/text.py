@@ -16,6 +16,8 @@ from loadpeak.whatif.questions import Answer
 from loadpeak.whatif.source import Source
 from loadpeak.whatif.why import Hold, Why
 
+_AGREES = 0.005
+"""A replay of the run as it was may differ by so much of the peak before that is said."""
 _HOLDS, _PINS = 8, 5
 """Rows of the two tables about the peak."""
 
@@ -85,9 +87,25 @@ def _margin(answer: Answer) -> str:
     return "—" if answer.margin_bytes is None else mib(answer.margin_bytes)
 
 
-def notes(source: Source, answers: Sequence[Answer], capacity_asked: bool) -> list[str]:
-    """What a person should know before trusting the table."""
+def notes(source: Source, answers: Sequence[Answer], check: Answer, capacity_asked: bool) -> list[str]:
+    """What a person should know before trusting the table.
+
+    Args:
+        source: the recorded run.
+        answers: what was asked.
+        check: a replay of the run as it was.
+        capacity_asked: whether a capacity was given.
+    """
     found: list[str] = []
+    was = max(run.history.recorded_peak_bytes for run in source.devices)
+    if abs(check.outcome.peak_reserved_bytes - was) > _AGREES * was:
+        found.append(
+            f"the recorded peak was {mib(was)} MiB, but a replay as it was comes to "
+            f"{mib(check.outcome.peak_reserved_bytes)}: settings that changed during the run are missing here, "
+            "give them with --timeline"
+        )
+    if source.cut_off:
+        found.append("the history lost its oldest events: record more of them (LOADPEAK_MEMORY_HISTORY)")
     if source.layers_from == "inferred":
         count = len(source.devices[0].boundaries)
         found.append(
