@@ -103,8 +103,7 @@ _BEGINNING = re.compile(
     r"|\btried to allocate [\d.]+ ?(?:bytes|[KMGT]i?B)\b"
     r"|\ballocation on device \d+ would exceed allowed memory"
     r"|\btorch(?:\.cuda)?\.OutOfMemoryError\b"
-    r"|\bDefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
-    rf"|{_WARNING.pattern}",
+    r"|\bDefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
     re.IGNORECASE,
 )
 
@@ -133,7 +132,7 @@ def read(text: str) -> Found:
             "this is no out-of-memory message of PyTorch; give the text of the error, "
             "for example `loadpeak whatif --oom vllm.log`"
         )
-    return max(found, key=lambda one: (one.fatal, _figures(one)))
+    return max(found, key=lambda one: (one.fatal and _figures(one) > 0, _figures(one)))
 
 
 def _figures(found: Found) -> int:
@@ -144,6 +143,11 @@ def _figures(found: Found) -> int:
 def _messages(text: str) -> Iterator[Found]:
     """Every message, without what is wrapped around and between its lines."""
     plain = " ".join(_DRESSING.sub("", _COLOUR.sub("", text)).split())
+    for warning in _WARNING.finditer(plain):
+        device, requested, free, total = map(int, warning.groups())
+        figures = OomMessage(requested_bytes=requested, free_bytes=free, capacity_bytes=total)
+        yield Found(figures, device, fatal=False)
+    plain = _WARNING.sub("", plain)
     heads: list[int] = []
     before = 0
     for match in _BEGINNING.finditer(plain):
@@ -157,11 +161,6 @@ def _messages(text: str) -> Iterator[Found]:
 
 
 def _parse(text: str) -> Found:
-    warning = _WARNING.match(text)
-    if warning is not None:
-        device, requested, free, total = map(int, warning.groups())
-        figures = OomMessage(requested_bytes=requested, free_bytes=free, capacity_bytes=total)
-        return Found(figures, device, fatal=False)
     values: dict[str, int | None] = {}
     for field, pattern in _PATTERNS:
         match = pattern.search(text)

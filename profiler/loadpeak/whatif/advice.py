@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median_low
 from typing import Literal, NamedTuple
 
 from loadpeak.allocator.replay import Outcome
@@ -25,7 +26,7 @@ class Growth(NamedTuple):
         where: ``across`` the layers, ``inside`` one, ``before`` the first, ``after`` the last, or
             ``nowhere`` if there is hardly any; ``unknown`` without layers.
         layer: ``across``: where the peak is reached; ``inside``: the layer that takes most.
-        layer_bytes: ``across``: what each layer leaves behind; ``inside``: what that layer takes.
+        layer_bytes: ``across``: what a layer leaves behind as a rule; ``inside``: what that layer takes.
     """
 
     where: Where
@@ -48,16 +49,18 @@ def growth(outcome: Outcome) -> Growth:
         return Growth("after")
     # The first window is what comes before the layers, so the second is the first layer.
     retained = [window.reserved_bytes - window.allocated_bytes for window in windows[:place]]
-    across = retained[-1] - retained[1] if place > 1 else 0
-    inside, widest = max(
+    left = [after - before for before, after in pairwise(retained)]
+    usual = median_low(left) if left else 0
+    most, widest = max(
         (after.reserved_peak_bytes - before.reserved_bytes, after.layer or 0)
         for before, after in pairwise(windows[: place + 1])
     )
+    across, inside = usual * place, most - usual
     if retained[0] > max(across, inside):
         return Growth("before")
     if across > inside:
-        return Growth("across", windows[place].layer, across // (place - 2))
-    return Growth("inside", widest, inside)
+        return Growth("across", windows[place].layer, usual)
+    return Growth("inside", widest, most)
 
 
 def best(answers: Sequence[Answer], was: Question) -> Answer:

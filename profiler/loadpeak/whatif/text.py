@@ -101,7 +101,7 @@ def notes(source: Source, answers: Sequence[Answer], check: Answer, capacity_ask
     if abs(check.outcome.peak_reserved_bytes - was) > _AGREES * was:
         found.append(
             f"the recorded peak was {mib(was)} MiB, but a replay as it was comes to "
-            f"{mib(check.outcome.peak_reserved_bytes)}: settings that changed during the run are missing here, "
+            f"{mib(check.outcome.peak_reserved_bytes)}: settings that changed during the run are missing, "
             "give them with --timeline"
         )
     if source.cut_off:
