@@ -9,8 +9,10 @@ from typing import Any
 
 from loadpeak.allocator.sizes import MIB
 from loadpeak.record import (
+    FORMAT,
     Conversion,
     Fix,
+    Header,
     Line,
     Memory,
     MemoryHistory,
@@ -20,6 +22,7 @@ from loadpeak.record import (
     SettingsChange,
     encode_line,
 )
+from loadpeak.run_folder import write_header
 from tests.allocator.making import Recorder
 
 WALL = 1_700_000_000.0
@@ -34,11 +37,12 @@ class Startup:
         self.recorder = Recorder()
         self.lines: list[Line] = [
             RankStart(at_seconds=1.0, at_wall_seconds=WALL + 1.0, rank=0, local_rank=0, pid=1),
-            PhaseStart(at_seconds=1.0, phase="init_device", settings=CONF),
+            PhaseStart(at_seconds=1.0, phase="init_device"),
         ]
         if releases:
             self.lines.append(Fix(at_seconds=1.0, name="release", value="moe-layer", active=True))
         self._say(SettingsChange, settings=f"{CONF},max_split_size_mb:20")
+        self._say(PhaseStart, phase="create_model", settings=f"{CONF},max_split_size_mb:20")
         self._say(Model, layers=tuple(range(layers)), moe_layers=tuple(range(layers)), conversions=layers)
         sources = [self.recorder.alloc(64 * MIB) for _ in range(layers)]
         self.recorder.alloc(MIB)
@@ -97,5 +101,17 @@ class Startup:
             "allocator_settings": {"expandable_segments": True},
         }
         path.write_bytes(gzip.compress(pickle.dumps(content)))
+        header = Header(
+            format=FORMAT,
+            run=folder.name,
+            created_at_wall_seconds=WALL,
+            hostname="host",
+            loadpeak_version="0",
+            variant="baseline",
+            release="off",
+            split_limit="vllm",
+            alloc_conf=CONF,
+        )
+        write_header(folder, header)
         (folder / "rank-0.jsonl").write_bytes(b"".join(map(encode_line, self.lines)))
         return path

@@ -82,10 +82,14 @@ def build(snapshot: Snapshot, path: Path, timeline: Sequence[Change] | None = No
         timeline: changes of the settings, in place of those that the journal tells.
     """
     lines = journal_beside(path)
-    conf = snapshot.alloc_conf
+    header = run_folder.read_header(path.parent) if lines else None
     phases = [line for line in lines if isinstance(line, PhaseStart) and line.settings is not None]
-    if phases:
+    if header is not None:
+        conf = header.alloc_conf or ""
+    elif phases:
         conf = phases[0].settings or ""
+    else:
+        conf = snapshot.alloc_conf
     devices = []
     for history in snapshot.histories:
         changes = timeline if timeline is not None else _changes(lines, conf, history)
