@@ -17,7 +17,7 @@ from loadpeak.whatif.source import Source, build, read_timeline
 def whatif(
     recording: Path | None = typer.Argument(
         None,
-        metavar="[SNAPSHOT]",
+        metavar="SNAPSHOT",
         help="A memory history of PyTorch (pickle, gzip or xz), or the folder of a run that has one.",
     ),
     alloc_conf: list[str] = typer.Option(

@@ -126,7 +126,8 @@ def to_html(chart: Chart, recommendation: str) -> str:
     legend: list[str] = []
     for (title, values), ink in zip(chart.lines, _INKS, strict=True):
         points = " ".join(point(place, value) for place, value in enumerate(values))
-        drawn.append(f'<polyline points="{points}" fill="none" stroke="{ink}" stroke-width="2"/>')
+        dash = ' stroke-dasharray="5 4"' if ink == _INKS[-1] else ""
+        drawn.append(f'<polyline points="{points}" fill="none" stroke="{ink}" stroke-width="2"{dash}/>')
         legend.append(f'<li><span style="color:{ink}">━</span> {escape(title)}</li>')
     return f"""<!doctype html>
 <html lang="en">
