@@ -109,23 +109,25 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _load(torch: Any, session: Session, count: int) -> None:
-    with session.recording("init_device"):
-        pass
-    with session.recording("load_weights"):
-        layers = [create(torch) for _ in range(count)]
+    session.start_phase("init_device")
+    session.end_phase()
+    session.start_phase("load_weights")
+    layers = [create(torch) for _ in range(count)]
+    session.end_phase()
     session.model(range(count), range(count), count)
-    with session.recording("process_weights"):
-        for number, weights in enumerate(layers):
-            watch = session.start_conversion()
-            convert(torch, weights)
-            session.end_conversion(
-                watch,
-                name=f"layers.{number}.experts",
-                method="benchmarks.awq_lifecycle.FusedMoE",
-                moe=True,
-                layer=number,
-                layer_done=True,
-            )
+    session.start_phase("process_weights")
+    for number, weights in enumerate(layers):
+        watch = session.start_conversion()
+        convert(torch, weights)
+        session.end_conversion(
+            watch,
+            name=f"layers.{number}.experts",
+            method="benchmarks.awq_lifecycle.FusedMoE",
+            moe=True,
+            layer=number,
+            layer_done=True,
+        )
+    session.end_phase()
 
 
 def main() -> None:

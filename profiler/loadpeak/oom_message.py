@@ -63,6 +63,8 @@ class Found(NamedTuple):
 
 _APART = 300
 """Characters within which one beginning goes on with the message of another."""
+_LONGEST = 3000
+"""Characters of the longest message: 900 and a clause for each process on the device."""
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = r"(?<![-\d.,])(\d+(?:\.\d+)?)\s*(bytes|B|[KMGT]i?B)\b"
 _SENTINEL = 1 << 63
@@ -157,7 +159,7 @@ def _messages(text: str) -> Iterator[Found]:
             heads.append(match.start())
         before = match.start()
     for begin, end in pairwise([*heads, len(plain)]):
-        yield _parse(plain[begin:end])
+        yield _parse(plain[begin : min(end, begin + _LONGEST)])
 
 
 def _parse(text: str) -> Found:

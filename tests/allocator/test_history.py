@@ -191,3 +191,4 @@ def test_replay_stops_where_no_memory_is_left() -> None:
     assert not run.run()
     outcome = run.outcome()
     assert (outcome.failed_bytes, outcome.failed_layer, outcome.complete) == (64 * MIB, 5, False)
+    assert [window.layer for window in outcome.layers] == [None, 5], "the layer that was under way"

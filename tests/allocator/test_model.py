@@ -189,3 +189,8 @@ def test_blocks_of_expandable_segments_are_left_alone_once_they_are_off() -> Non
     watched.since()
     watched.model.alloc(30 * MIB)
     assert watched.since() == [("segment_alloc", 30 * MIB)]
+
+
+def test_request_beyond_all_addresses_fails() -> None:
+    with pytest.raises(OutOfMemoryError):
+        Watched(EXPANDABLE).model.alloc(1 << 60)

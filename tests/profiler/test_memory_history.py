@@ -14,7 +14,7 @@ from loadpeak.guard import Guard
 from loadpeak.record import MemoryHistory, SettingsChange
 from loadpeak.session import Session
 from loadpeak.torch_allocator import SETTERS, TorchAllocator
-from tests.fakes import AbsentAllocator, FakeAllocator, Lines
+from tests.fakes import AbsentAllocator, FakeAllocator, Lines, phase_of
 
 
 class FakeHistory:
@@ -57,7 +57,7 @@ class Startup:
             guard=Guard(),
         )
         memory_history.attach(cast(Any, recording), self.allocator, self.history)
-        with self.session.recording("init_device"):
+        with phase_of(self.session, "init_device"):
             pass
 
 

@@ -14,7 +14,6 @@ from loadpeak.record import (
     Fix,
     Header,
     Line,
-    Memory,
     MemoryHistory,
     Model,
     PhaseStart,
@@ -31,9 +30,12 @@ CONF = "expandable_segments:True"
 
 
 class Startup:
-    """Events and journal of one rank: so many layers, under a split limit while they are loaded."""
+    """Events and journal of one rank: so many layers, under a split limit while they are loaded.
 
-    def __init__(self, layers: int = 6, releases: bool = False) -> None:
+    With ``dies_in`` memory runs out in that layer, and nothing comes after.
+    """
+
+    def __init__(self, layers: int = 6, releases: bool = False, dies_in: int | None = None) -> None:
         self.recorder = Recorder()
         self.lines: list[Line] = [
             RankStart(at_seconds=1.0, at_wall_seconds=WALL + 1.0, rank=0, local_rank=0, pid=1),
@@ -47,6 +49,9 @@ class Startup:
         sources = [self.recorder.alloc(64 * MIB) for _ in range(layers)]
         self.recorder.alloc(MIB)
         for layer, source in enumerate(sources):
+            if layer == dies_in:
+                self._die(layer)
+                return
             self._convert(layer, source, releases)
         self._say(SettingsChange, settings=CONF)
         self.recorder.free(self.recorder.alloc(MIB), MIB)
@@ -70,21 +75,27 @@ class Startup:
         duration = self.now - begun
         if releases:
             self.recorder.add("segment_unmap", 60 * MIB, source)
-        self.lines.append(
-            Conversion(
-                at_seconds=begun,
-                name=f"layers.{layer}.experts",
-                method="m.FusedMoE",
-                moe=True,
-                phase="process_weights",
-                duration_seconds=duration,
-                layer=layer,
-                layer_done=True,
-                before=Memory(),
-                after=Memory(),
-                released_bytes=60 * MIB if releases else None,
-            )
+        self._converted(layer, begun, duration, released_bytes=60 * MIB if releases else None)
+
+    def _die(self, layer: int) -> None:
+        begun = self.now
+        self.recorder.alloc(30 * MIB)
+        self.recorder.add("oom", 2048 * MIB)
+        self._converted(layer, begun, self.now - begun, failed=True)
+
+    def _converted(self, layer: int, begun: float, duration: float, **more: Any) -> None:
+        line = Conversion(
+            at_seconds=begun,
+            name=f"layers.{layer}.experts",
+            method="m.FusedMoE",
+            moe=True,
+            phase="process_weights",
+            duration_seconds=duration,
+            layer=layer,
+            layer_done=True,
+            **more,
         )
+        self.lines.append(line)
 
     def events(self) -> list[dict[str, Any]]:
         """The events, at the times that the journal speaks of."""

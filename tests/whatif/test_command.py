@@ -156,3 +156,15 @@ def test_message_is_read_from_a_file_or_from_standard_input(tmp_path: Path) -> N
     assert found["requested_bytes"] == 2 << 30
     assert found["free_bytes"] is None
     assert "2,147,483,648" in call("--oom", str(path))
+
+
+def test_startup_that_died_is_explained_as_far_as_it_went(tmp_path: Path) -> None:
+    """The recording ends in an out-of-memory error in layer 6 of 8."""
+    history = Startup(layers=8, dies_in=6).write(tmp_path)
+    died = json.loads(call(str(history), "--json"))
+    assert {row["fits"] for row in died["settings"]} == {False}, "the limit is the one that the run met"
+    larger = json.loads(call(str(history), "--capacity", "4GiB", "--json"))
+    assert {row["fits"] for row in larger["settings"]} == {True}
+    output = " ".join(call(str(history)).split())
+    assert "out of memory in layer 6, asking for 2,048 MiB" in output
+    assert "the recording ends after 7 of 8 layers" in output

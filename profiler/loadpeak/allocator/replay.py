@@ -161,7 +161,7 @@ class Replay:
         self.blocks = put(self.model, history.start)
         self.addresses = [block.address for block in self.blocks]
         self._steps = self._plan(boundaries)
-        self.layer = next((boundary.layer for boundary in boundaries if boundary.layer is not None), None)
+        self.layer: int | None = None
         self._asked: dict[int, Block] = {}
         self._layers: list[LayerFigures] = []
         self._peaks = (0, 0)
@@ -190,7 +190,7 @@ class Replay:
 
     def outcome(self) -> Outcome:
         """What it came to, after :meth:`run`."""
-        self._close_window(None)
+        self._close_window(None if self._complete else self.layer)
         allocated, reserved = self._peaks
         memory = self.model.memory
         size, layer = self._failure or (None, None)
@@ -240,10 +240,10 @@ class Replay:
             planned.append((event, at(event), partial(self._apply, conf_at(conf, changes, event))))
         if boundaries:
             first = boundaries[0].begin
-            planned.append((first, at(first), partial(self._close_window, None)))
-        for place, boundary in enumerate(boundaries):
-            following = next((b.layer for b in boundaries[place + 1 :] if b.layer is not None), None)
-            planned.append((boundary.event, at(boundary.event), partial(self._end, boundary, following)))
+            planned.append((first, at(first), partial(self._begin, _next_layer(boundaries))))
+        for place, boundary in enumerate(boundaries, start=1):
+            end = partial(self._end, boundary, _next_layer(boundaries[place:]))
+            planned.append((boundary.event, at(boundary.event), end))
         for step in self._history.steps:
             if step.do is not Do.EMPTY_CACHE or step.at not in ours:
                 planned.append((step.event, step.at, partial(self._do, step)))
@@ -279,6 +279,11 @@ class Replay:
 
     # ── layers ────────────────────────────────────────────────────────────────────────────────────
 
+    def _begin(self, first: int | None) -> None:
+        """The first conversion begins."""
+        self._close_window(None)
+        self.layer = first
+
     def _end(self, boundary: Boundary, following: int | None) -> None:
         """A module's conversion is over, and its layer's if the next one is of another."""
         if self._scenario.release.wants(boundary, self.model):
@@ -304,6 +309,10 @@ class Replay:
         )
         model.allocated_peak_bytes = model.allocated_bytes
         memory.reserved_peak_bytes = memory.reserved_bytes
+
+
+def _next_layer(boundaries: Sequence[Boundary]) -> int | None:
+    return next((boundary.layer for boundary in boundaries if boundary.layer is not None), None)
 
 
 def replay(history: History, scenario: Scenario, boundaries: Sequence[Boundary] = ()) -> Outcome:

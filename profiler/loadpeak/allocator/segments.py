@@ -71,8 +71,13 @@ class DeviceMemory:
 
     # ── expandable segments ───────────────────────────────────────────────────────────────────────
 
-    def expand(self, pool: Pool, size: int, granule: int) -> Block:
-        """A block of at least this size, mapped where it is not (``try_allocate_expandable_block``)."""
+    def expand(self, pool: Pool, size: int, granule: int) -> Block | None:
+        """A block of at least this size, mapped where it is not (``try_allocate_expandable_block``).
+
+        Nothing for a size that no segment has addresses for.
+        """
+        if size > ADDRESS_SPACE - granule:
+            return None
         block = self._lowest_room(pool, size, granule)
         if not block.mapped:
             block = self._map(block, min(block.size, size))

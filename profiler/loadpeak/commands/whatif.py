@@ -13,6 +13,9 @@ from loadpeak.whatif import advice, chart, questions, text, why
 from loadpeak.whatif.questions import Answer
 from loadpeak.whatif.source import Source, build, read_timeline
 
+_LONGEST_LOG = 64 << 20
+"""Bytes of a log in which an out-of-memory message is looked for."""
+
 
 def whatif(
     recording: Path | None = typer.Argument(
@@ -120,7 +123,11 @@ def _why(source: Source, answer: Answer) -> why.Why:
 
 def _explain_message(file: str, as_json: bool) -> None:
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        if file == "-":
+            data = sys.stdin.buffer.read(_LONGEST_LOG)
+        else:
+            with Path(file).open("rb") as log:
+                data = log.read(_LONGEST_LOG)
     except OSError as error:
         raise CommandError(f"{file} cannot be read: {error}") from None
     message = oom_message.read(data.decode(errors="replace"))

@@ -46,12 +46,11 @@ class Chart(NamedTuple):
 
 def build(titles: tuple[str, str], first: Sequence[LayerFigures], second: Sequence[LayerFigures]) -> Chart:
     """A chart of two replays of one run; one that found no memory ends early."""
-    shared = max(first, second, key=len)
-    last = len(shared) - 1
-    names = ["load", *(f"{figures.layer}" for figures in shared[1:last]), "after"]
+    longest = max(first, second, key=len)
+    names = ["after" if figures.layer is None else f"{figures.layer}" for figures in longest[1:]]
     return Chart(
         titles,
-        tuple(names),
+        ("load", *names),
         (
             tuple(figures.reserved_peak_bytes for figures in first),
             tuple(figures.reserved_peak_bytes for figures in second),

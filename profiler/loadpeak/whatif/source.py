@@ -171,11 +171,11 @@ def _changes(lines: Sequence[AnyLine], conf: str, history: History) -> list[Chan
 
 
 def _boundaries(lines: Sequence[AnyLine], history: History) -> list[Boundary]:
-    """The end of each conversion in the record that was not part of another."""
+    """The end of each conversion in the record that was not part of another; the last may be an error's."""
     boundaries: list[Boundary] = []
     outer_begins = float("inf")
     for line in reversed(lines):
-        if not isinstance(line, Conversion) or line.failed:
+        if not isinstance(line, Conversion):
             continue
         end = line.at_seconds + line.duration_seconds
         if end > outer_begins:
