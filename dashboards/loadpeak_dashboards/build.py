@@ -14,17 +14,26 @@ GENERATED = Path(__file__).parent.parent / "generated"
 """Where the built files are committed, in a checkout."""
 
 
-def build() -> Mapping[str, str]:
-    """Every file, by its path in the output folder."""
-    dashboards = {
+def build(runbooks: str = rules.RUNBOOKS) -> Mapping[str, str]:
+    """Every file, by its path in the output folder.
+
+    Args:
+        runbooks: where alerts say that their runbooks are.
+    """
+    dashboards, rule_file = _dashboards(), rules.rules(runbooks)
+    manifests = kubernetes.manifests(rule_file, dashboards)
+    return {
+        **dashboards,
+        "rules.yml": to_yaml(rule_file),
+        **{f"kubernetes/{name}": to_yaml(body) for name, body in manifests.items()},
+    }
+
+
+def _dashboards() -> dict[str, str]:
+    return {
         "startup-live.json": dashboard_json(startup_live.build()),
         "baseline-and-fix.json": dashboard_json(comparison.build()),
         "fleet-headroom.json": dashboard_json(fleet.build()),
-    }
-    return {
-        **dashboards,
-        "rules.yml": to_yaml(rules.rules()),
-        **{f"kubernetes/{name}": to_yaml(body) for name, body in kubernetes.manifests(dashboards).items()},
     }
 
 
@@ -47,10 +56,7 @@ def to_yaml(body: object) -> str:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the files; a file of ours that is no longer built is removed."""
-    stale = {path for path in folder.rglob("*") if path.is_file()} - {folder / name for name in files}
-    for path in stale:
-        path.unlink()
+    """Write the files; others in the folder stay."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,9 @@ def dashboards() -> None:
 @app.command()
 def build(
     out: Path = typer.Option(Path("dashboards/generated"), help="Folder to write into."),
+    runbooks: str = typer.Option(
+        "docs/runbooks", help="Where alerts say that their runbooks are: your copy's URL, for example."
+    ),
     check: bool = typer.Option(
         False, "--check", help="Write nothing; fail if the folder is not what is built."
     ),
@@ -35,7 +38,7 @@ def build(
         raise CommandError(
             f"this needs the package {error.name}: pip install 'loadpeak[dashboards]'"
         ) from error
-    files = builder.build()
+    files = builder.build(runbooks.rstrip("/"))
     if not check:
         builder.write(out, files)
         print(f"{len(files)} files in {out}")

@@ -72,6 +72,7 @@ class Panel(core.Panel):  # type: ignore[misc]
                 "targets": list(self.targets),
             }
         )
+        whole["datasource"] = DATA_SOURCE
         whole["fieldConfig"] = {"defaults": defaults, "overrides": self.overrides}
         return {key: whole[key] for key in PANEL_KEYS if whole.get(key) not in (None, [])}
 
@@ -115,8 +116,7 @@ class Variable(core.Template):  # type: ignore[misc]
         return {
             **common,
             "datasource": DATA_SOURCE,
-            "definition": self.query,
-            "query": {"query": self.query, "refId": f"variable-{self.name}", "qryType": 1},
+            "query": self.query,
             "regex": "",
             "refresh": 2,
             "sort": self.sort,

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loadpeak_dashboards.rules import rules
-
 LABELS = {"app.kubernetes.io/name": "loadpeak"}
 PORT_NAME = "loadpeak"
 """Name of the engine's container port for LOADPEAK_PORT, which has to listen on the pod's address."""
 
 
-def manifests(dashboards: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def manifests(rules: Mapping[str, Any], dashboards: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Every manifest by its file name."""
     found = {
         "podmonitor.yaml": _pod_monitor(),
         "prometheusrule.yaml": _object(
-            "monitoring.coreos.com/v1", "PrometheusRule", "loadpeak", {"spec": rules()}
+            "monitoring.coreos.com/v1", "PrometheusRule", "loadpeak", {"spec": dict(rules)}
         ),
     }
     for name, text in dashboards.items():

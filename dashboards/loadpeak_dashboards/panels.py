@@ -344,7 +344,7 @@ def table(
         gridPos=place,
         targets=targets(queries, instant=True, table=True),
         unit="bytes",
-        custom={"align": "auto", "cellOptions": {"type": "auto"}, "inspect": False},
+        custom={"align": "auto", "inspect": False},
         options={
             "showHeader": True,
             "frameIndex": 0,

@@ -33,7 +33,7 @@ class Alert(NamedTuple):
     minutes: int = 0
     keep_minutes: int = 0
 
-    def rule(self) -> dict[str, Any]:
+    def rule(self, runbooks: str) -> dict[str, Any]:
         """As Prometheus takes it."""
         found: dict[str, Any] = {"alert": self.name, "expr": self.expr}
         if self.minutes:
@@ -44,7 +44,7 @@ class Alert(NamedTuple):
         found["annotations"] = {
             "summary": self.summary,
             "description": self.description,
-            "runbook_url": f"{RUNBOOKS}/{self.runbook}.md",
+            "runbook_url": f"{runbooks}/{self.runbook}.md",
         }
         return found
 
@@ -175,20 +175,28 @@ ALERTS: tuple[Alert, ...] = (
         "LoadpeakTargetDown",
         'up{job=~"loadpeak.*"} == 0 or absent(up{job="loadpeak"})',
         "warning",
-        "Prometheus cannot scrape {{ $labels.instance }} ({{ $labels.job }})",
-        "The host service or an exporter of an engine does not answer (up is {{ $value }}, 1 if there is no "
-        "target at all); startups there are recorded on disk but nobody is warned.",
+        'Prometheus cannot scrape {{ or $labels.instance "any target" }} ({{ $labels.job }})',
+        "The host service or an exporter of an engine does not answer: up is {{ $value }} (1 where there is "
+        "no target at all). Startups there are recorded on disk, but nobody is warned.",
         "target-down",
         minutes=limits.DOWN_MINUTES,
     ),
 )
 
 
-def rules() -> dict[str, Any]:
-    """The rule file."""
+def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:
+    """The rule file.
+
+    Args:
+        runbooks: where the pages of docs/runbooks are, a folder or a URL.
+    """
     return {
         "groups": [
             {"name": "loadpeak-records", "interval": "2s", "rules": [record.rule() for record in RECORDS]},
-            {"name": "loadpeak-alerts", "interval": "2s", "rules": [alert.rule() for alert in ALERTS]},
+            {
+                "name": "loadpeak-alerts",
+                "interval": "2s",
+                "rules": [alert.rule(runbooks) for alert in ALERTS],
+            },
         ]
     }
