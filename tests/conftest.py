@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
+"""Recorded histories and other facts that lie beside the repository."""
 
 
 def free_port() -> int:
@@ -29,3 +31,11 @@ def need() -> Callable[[bool, str], None]:
         pytest.skip(reason)
 
     return check
+
+
+@pytest.fixture
+def traces(need: Callable[[bool, str], None]) -> Path:
+    """The folder of recorded allocator histories."""
+    folder = SHARED / "traces"
+    need(folder.is_dir(), f"the recorded histories are not there ({folder})")
+    return folder

@@ -1,9 +1,10 @@
 """Stand-ins for the outside world, shared by the tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from loadpeak.guard import Guard
 from loadpeak.record import Line, Memory, Phase
 from loadpeak.session import Session
 
@@ -34,6 +35,7 @@ class FakeAllocator:
         self.retries = self.ooms = 0
         self.releases = 0
         self.conf: str | None = "expandable_segments:True"
+        self.followers: list[Callable[[str], None]] = []
 
     def allocate(self, size: int) -> None:
         self.allocated += size
@@ -68,6 +70,16 @@ class FakeAllocator:
 
     def settings(self) -> str | None:
         return self.conf
+
+    def follow_settings(self, on_change: Callable[[str], None], guard: Guard) -> Callable[[], None]:
+        self.followers.append(on_change)
+        return self.followers.clear
+
+    def change_settings(self, conf: str) -> None:
+        """What a program does through PyTorch's setter."""
+        self.conf = conf
+        for told in self.followers:
+            told(conf)
 
     def release(self) -> None:
         self.releases += 1

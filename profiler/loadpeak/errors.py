@@ -5,6 +5,8 @@
     ├── RunNotFoundError      no run of that name in the run store
     ├── AmbiguousRunError     several runs fit the name
     ├── RecordError           a record cannot be read at all
+    ├── SnapshotError         a memory-history snapshot cannot be read
+    ├── MessageError          a text is no out-of-memory message
     └── CommandError          a command was called in a way that cannot work
 
 A message says what was found, what was expected and what to do next. Only ``cli.main`` prints one.
@@ -39,6 +41,14 @@ class AmbiguousRunError(LoadpeakError):
 
 class RecordError(LoadpeakError):
     """A record cannot be read at all, or is of a version this loadpeak does not know."""
+
+
+class SnapshotError(LoadpeakError):
+    """A memory-history snapshot is damaged, too large, hostile, or none at all."""
+
+
+class MessageError(LoadpeakError):
+    """A text holds no out-of-memory message of PyTorch."""
 
 
 class CommandError(LoadpeakError):

@@ -168,6 +168,22 @@ class Conversion(Line, frozen=True, tag="conversion/1"):
     failed: bool = False
 
 
+class SettingsChange(Line, frozen=True, tag="settings/1"):
+    """The allocator's settings were changed at run time; these are in force from then on."""
+
+    settings: str
+
+
+class MemoryHistory(Line, frozen=True, tag="memory-history/1"):
+    """The allocator's history since the first phase was written to a file beside the journal.
+
+    It holds the newest ``entries_limit`` events at most.
+    """
+
+    file: str
+    entries_limit: int
+
+
 class Fix(Line, frozen=True, tag="fix/1"):
     """What became of a requested fix: in force, or inactive and why."""
 
@@ -272,6 +288,8 @@ AnyLine = (
     | PhaseEnd
     | Model
     | Conversion
+    | SettingsChange
+    | MemoryHistory
     | Fix
     | Failure
     | Ready

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from loadpeak import __version__, parts, run_folder, torch_allocator
+from loadpeak import __version__, memory_history, parts, run_folder, torch_allocator
 from loadpeak.journal import Journal
 from loadpeak.record import FORMAT, Exit, Header, HookError, Line, RankStart
 from loadpeak.sampler.process import SamplerProcess
@@ -67,6 +67,7 @@ class Recording:
         )
         self.session.at_end.append(self._stop_sampler)
         self.session.after_init_device.append(self._name_device)
+        guard.call("memory_history", memory_history.attach, self, allocator)
         for extension in parts.find(parts.EXTENSIONS):
             guard.call(f"extension {extension.name}", self._attach, extension)
         multiprocessing.util.Finalize(None, self._exit, exitpriority=10)

@@ -31,6 +31,11 @@ def device_path(folder: Path, rank: int) -> Path:
     return folder / f"device-{rank}.jsonl"
 
 
+def history_path(folder: Path, rank: int) -> Path:
+    """The allocator history that a rank writes when its startup is over, if it records one."""
+    return folder / f"history-{rank}.pickle.gz"
+
+
 def command_path(folder: Path) -> Path:
     """What ``loadpeak run`` writes."""
     return folder / "command.jsonl"

@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None
     host: str
     layers: str
+    memory_history: int | None
     problems: tuple[SettingError, ...] = ()
     """Values that could not be used; their defaults stand in."""
 
@@ -89,6 +90,15 @@ def port_or_off(text: str) -> int | None:
     return port
 
 
+def _entries_or_off(text: str) -> int | None:
+    if text.lower() == "off":
+        return None
+    entries = int(text)
+    if not 1000 <= entries <= 10_000_000:
+        raise ValueError
+    return entries
+
+
 def _one_of(*choices: str) -> Parse:
     def parse(text: str) -> str:
         if text not in choices:
@@ -122,7 +132,12 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _release(text: str) -> str:
+def release_policy(text: str) -> str:
+    """The spelling of a release policy, as it is.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
     name, _, size = text.partition(":")
     if name == "threshold":
         parse_size(size)
@@ -183,7 +198,7 @@ TABLE: tuple[Setting, ...] = (
         "off",
         "one of the policies off, moe-layer, layer, threshold:SIZE (for example threshold:2GiB)",
         "When unused cached blocks are given back to the device while loading.",
-        _release,
+        release_policy,
     ),
     Setting(
         "LOADPEAK_SPLIT_LIMIT",
@@ -216,6 +231,14 @@ TABLE: tuple[Setting, ...] = (
         "all, moe or off",
         "Which layers have series of their own on `/metrics`.",
         _one_of("all", "moe", "off"),
+    ),
+    Setting(
+        "LOADPEAK_MEMORY_HISTORY",
+        "memory_history",
+        "off",
+        "off, or a number of events from 1000 to 10000000",
+        "Records the allocator's history while loading, the newest so many events, for `loadpeak whatif`.",
+        _entries_or_off,
     ),
 )
 

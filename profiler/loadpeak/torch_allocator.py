@@ -1,17 +1,21 @@
-"""Read PyTorch's CUDA caching allocator. The only module that names torch.
+"""Read PyTorch's CUDA caching allocator. With ``torch_history`` the only module that names torch.
 
 Statistics are kept on the host, so reading them neither waits for the device nor allocates on it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from loadpeak.allocator.settings import after_setter, conf_string
 from loadpeak.record import Memory
 
-_MIB = 1 << 20
+if TYPE_CHECKING:
+    from loadpeak.guard import Guard
+
 RESET_FUNCTIONS = (
     ("torch.cuda", "reset_peak_memory_stats"),
     ("torch.cuda.memory", "reset_peak_memory_stats"),
@@ -19,6 +23,8 @@ RESET_FUNCTIONS = (
     ("torch.accelerator.memory", "reset_peak_memory_stats"),
 )
 """Names under which vLLM and others reset the peaks that loadpeak also reads."""
+SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+"""Names of the setter of allocator settings in ``torch._C``: since 2.9, and before."""
 
 
 class TorchAllocator:
@@ -30,6 +36,7 @@ class TorchAllocator:
     def __init__(self, device_index: int | None = None) -> None:
         """Read the device with this index, or the current one."""
         self._device_index = device_index
+        self._followed: str | None = None
 
     def _device(self) -> Any:
         """The torch module and the device index, or nothing before CUDA is in use."""
@@ -85,12 +92,50 @@ class TorchAllocator:
         """
         import torch
 
+        if self._followed is not None:
+            return self._followed
         if self._device() is None:
             return None
         getter = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
         if getter is not None:
             return str(getter())
         return conf_string(torch._C._cuda_memorySnapshot(None)["allocator_settings"])
+
+    def follow_settings(self, on_change: Callable[[str], None], guard: Guard) -> Callable[[], None]:
+        """Know the settings from the calls that change them, and tell each change.
+
+        Reading them from the allocator's snapshot takes longer with every event of a history that is being
+        recorded.
+
+        Args:
+            on_change: told the settings in force after each change.
+            guard: keeps our failures from whoever changes them.
+
+        Returns:
+            Puts PyTorch's setter back as it was; from then on the settings are read again.
+        """
+        import torch
+
+        self._followed = self.settings() or ""
+        originals = {name: getattr(torch._C, name) for name in SETTERS if hasattr(torch._C, name)}
+
+        def changed(call: str) -> None:
+            self._followed = after_setter(self._followed or "", call)
+            on_change(self._followed)
+
+        def follow(original: Callable[[str], Any], call: str) -> Any:
+            result = original(call)
+            guard.call("settings", changed, call)
+            return result
+
+        def stop() -> None:
+            self._followed = None
+            for name, original in originals.items():
+                setattr(torch._C, name, original)
+
+        for name, original in originals.items():
+            setattr(torch._C, name, functools.partial(follow, original))
+        return stop
 
     def device_uuid(self) -> str | None:
         """``GPU-…`` of the device in use; missing without CUDA or on a torch that does not tell."""
@@ -108,24 +153,6 @@ class TorchAllocator:
 
         device = self._device()
         return None if device is None else str(torch.cuda.get_device_name(device))
-
-
-def conf_string(settings: dict[str, Any]) -> str:
-    """``allocator_settings`` of a snapshot as a conf string, for example ``expandable_segments:True``."""
-    parts: list[str] = []
-    if settings.get("expandable_segments"):
-        parts.append("expandable_segments:True")
-    split = settings.get("max_split_size")
-    if isinstance(split, int) and 0 < split < 1 << 62:
-        parts.append(f"max_split_size_mb:{split // _MIB}")
-    threshold = settings.get("garbage_collection_threshold")
-    if threshold:
-        parts.append(f"garbage_collection_threshold:{threshold:g}")
-    divisions = settings.get("roundup_power2_divisions") or {}
-    parts += [f"roundup_power2_divisions:[{','.join(f'{k}:{v}' for k, v in divisions.items())}]"] * any(
-        value not in (0, 1) for value in divisions.values()
-    )
-    return ",".join(parts)
 
 
 def environment_conf(environ: dict[str, str] | None = None) -> str | None:
@@ -161,7 +188,6 @@ def wrap_resets(before: Callable[[], None]) -> list[tuple[Any, str, Any]]:
     Returns:
         ``(module, name, wrapped function)`` for every name that exists in this torch.
     """
-    import functools
     import importlib
 
     wrapped: dict[int, Any] = {}

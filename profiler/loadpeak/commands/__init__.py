@@ -1,0 +1,1 @@
+"""Commands that need nothing but this package; one file a verb."""

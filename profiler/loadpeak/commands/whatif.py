@@ -1,0 +1,134 @@
+"""``loadpeak whatif``."""
+
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from loadpeak import oom_explain, oom_message, snapshot
+from loadpeak.errors import CommandError, SettingError
+from loadpeak.settings import parse_size
+from loadpeak.whatif import advice, chart, questions, text, why
+from loadpeak.whatif.questions import Answer
+from loadpeak.whatif.source import Source, build, read_timeline
+
+_LONGEST_LOG = 64 << 20
+"""Bytes of a log in which an out-of-memory message is looked for."""
+
+
+def whatif(
+    recording: Path | None = typer.Argument(
+        None,
+        metavar="SNAPSHOT",
+        help="A memory history of PyTorch (pickle, gzip or xz), or the folder of a run that has one.",
+    ),
+    alloc_conf: list[str] = typer.Option(
+        [], help="Allocator setting to try, as in PYTORCH_CUDA_ALLOC_CONF; repeat it."
+    ),
+    release: list[str] = typer.Option(
+        [], help="Release policy to try: off, moe-layer, layer or threshold:SIZE; repeat it."
+    ),
+    split_limit: list[str] = typer.Option(
+        [], help="vllm (the program changes the split limit as recorded) or keep (it does not); repeat it."
+    ),
+    capacity: list[str] = typer.Option(
+        [], help="What may be reserved, for example 32GiB; repeat it. Leave room for the CUDA context."
+    ),
+    timeline: Path | None = typer.Option(
+        None, help="JSON file with settings that the program changed while it was recorded."
+    ),
+    chart_file: Path | None = typer.Option(None, "--chart", help="Write the chart to this HTML file."),
+    read_limit: str = typer.Option("1GiB", help="Memory that reading the snapshot may take."),
+    oom: str | None = typer.Option(
+        None,
+        metavar="FILE|-",
+        help="Explain PyTorch's out-of-memory message in this file, or on standard input (-).",
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON; bytes, null for unknown."),
+) -> None:
+    """Predict the startup peak under other allocator settings, from one recorded run.
+
+    Without a question, the settings that usually matter are tried. With --oom, an error's own text is read.
+    """
+    if (recording is None) == (oom is None):
+        raise CommandError("give a memory history, or --oom and the text of an out-of-memory error")
+    if oom is not None:
+        _explain_message(oom, as_json)
+        return
+    assert recording is not None, "one of the two is given"
+    recording = _history_in(recording)
+    found = snapshot.read(recording, _size("--read-limit", read_limit))
+    source = build(found, recording, None if timeline is None else read_timeline(timeline))
+    sizes = sorted(_size("--capacity", value) for value in capacity)
+    capacities: list[int | None] = [*sizes] or [source.limit_bytes]
+    for value in split_limit:
+        if value not in ("vllm", "keep"):
+            raise SettingError("--split-limit", value, "vllm or keep")
+    asked = questions.combinations(source, alloc_conf, release, split_limit, capacities)
+    as_it_was = [questions.recorded(source, limit) for limit in (source.limit_bytes, capacities[0])]
+    check, before, *answers = questions.ask(source, [*as_it_was, *asked])
+    answers = questions.ranked(answers)
+    sentence = advice.recommendation(answers, before)
+    both_limits = len({question.keep_split_limit for question in asked}) > 1
+    chosen = advice.best(answers, before.question)
+    drawn = _chart(before, chosen)
+    if chart_file is not None and drawn is not None:
+        chart_file.write_text(chart.to_html(drawn, sentence))
+    if as_json:
+        print(text.to_json(answers, sentence, both_limits))
+        return
+    console = Console()
+    for note in text.notes(source, answers, check, bool(capacity)):
+        console.print(f"note: {note}", style="yellow", markup=False)
+    text.print_answers(console, answers)
+    console.print(sentence, style="bold", markup=False)
+    if drawn is not None:
+        console.print()
+        console.print(chart.to_text(drawn, console.width))
+    text.print_why(console, _why(source, before), "the recorded settings")
+
+
+def _history_in(path: Path) -> Path:
+    """The history in a run's folder, or the file itself."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("history-*.pickle*"))
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "none"
+        raise CommandError(f"{path} holds {len(found)} histories ({names}); name the file of one rank")
+    return found[0]
+
+
+def _size(option: str, value: str) -> int:
+    try:
+        return parse_size(value)
+    except ValueError:
+        raise SettingError(option, value, "a size such as 32GiB") from None
+
+
+def _chart(before: Answer, chosen: Answer) -> chart.Chart | None:
+    """The recorded and the recommended settings, if there are layers to draw them against."""
+    first, second = before.outcome.layers, chosen.outcome.layers
+    if len(first) < 3:
+        return None
+    return chart.build(("recorded settings", chosen.name), first, second)
+
+
+def _why(source: Source, answer: Answer) -> why.Why:
+    run = next(run for run in source.devices if run.history.device == answer.device)
+    scenario = answer.question.scenario(run.changes)
+    return why.explain(run.history, scenario, run.boundaries, answer.outcome.peak_reserved_bytes)
+
+
+def _explain_message(file: str, as_json: bool) -> None:
+    try:
+        if file == "-":
+            data = sys.stdin.buffer.read(_LONGEST_LOG)
+        else:
+            with Path(file).open("rb") as log:
+                data = log.read(_LONGEST_LOG)
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error}") from None
+    message = oom_message.read(data.decode(errors="replace"))
+    print(oom_message.to_json(message) if as_json else oom_explain.explain(message))
