@@ -1,0 +1,1 @@
+"""Matched startups: planned, run in alternation, judged by a gate, reported."""
