@@ -54,7 +54,7 @@ class Output(_Struct, frozen=True):
 class Experiment(_Struct, frozen=True):
     """What is to be run: ``pairs`` rounds of all arms, every other round backwards."""
 
-    format: int = FORMAT
+    format: int
     experiment: str
     created_at_wall_seconds: float
     hostname: str
