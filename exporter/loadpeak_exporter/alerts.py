@@ -11,6 +11,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
+from loadpeak_exporter.app import errors
+
 MOST_ALERTS = 100
 LIMIT_BYTES = 1 << 20
 
@@ -31,14 +33,32 @@ class _Notification(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Notification)
+_ALERT_SCHEMA = msgspec.json.schema_components([Alert])[1]["Alert"]
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["alerts"],
+                "properties": {"alerts": {"type": "array", "items": _ALERT_SCHEMA}},
+            }
+        }
+    },
+}
 
 
 def create_router() -> APIRouter:
     """Routes with their own store of the last alerts."""
-    router = APIRouter(prefix="/api")
+    router = APIRouter(prefix="/api", responses=errors(401))
     kept: deque[dict[str, Any]] = deque(maxlen=MOST_ALERTS)
 
-    @router.post("/alerts", status_code=http.HTTPStatus.NO_CONTENT)
+    @router.post(
+        "/alerts",
+        status_code=http.HTTPStatus.NO_CONTENT,
+        responses=errors(400, 413),
+        openapi_extra={"requestBody": _BODY},
+    )
     async def receive(request: Request) -> Response:
         """Alertmanager's webhook."""
         body = b""

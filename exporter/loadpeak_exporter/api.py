@@ -6,9 +6,10 @@ import http
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
+from loadpeak_exporter.app import errors
 from loadpeak_exporter.compare import compare
 from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 from loadpeak_exporter.store import RunStore, last_word
@@ -18,30 +19,31 @@ LIMIT_BYTES = 8 << 20
 MOST_RUNS = 200
 MOST_POINTS = 5000
 
+Name = Annotated[str, Path(min_length=1)]
+
 _encoder = msgspec.json.Encoder()
 
 
 def create_router(store: RunStore) -> APIRouter:
     """Routes over a run store."""
-    router = APIRouter(prefix="/api")
+    router = APIRouter(prefix="/api", responses=errors(401, 404, 409, 413, 422))
 
     @router.get("/runs")
     def runs(
         limit: Annotated[int, Query(ge=1, le=MOST_RUNS)] = 50, offset: Annotated[int, Query(ge=0)] = 0
     ) -> Response:
         """Runs, newest first, in short; damaged ones with what is wrong with them."""
-        found = store.runs()
-        page = [summary(run) for run in found[offset : offset + limit]]
-        return _json({"runs": page, "total": len(found)})
+        page = [summary(run) for run in store.runs(limit, offset)]
+        return _json({"runs": page, "total": len(store)})
 
     @router.get("/runs/{run}")
-    def run(run: str) -> Response:
+    def run(run: Name) -> Response:
         """Everything that is known of a run: its id, a beginning of it, `latest` or `latest:VARIANT`."""
         return _json(store.find(run))
 
     @router.get("/runs/{run}/timeline")
     def timeline(
-        run: str,
+        run: Name,
         rank: Annotated[int, Query(ge=0)] = 0,
         points: Annotated[int, Query(ge=10, le=MOST_POINTS)] = 600,
     ) -> Response:
@@ -56,7 +58,9 @@ def create_router(store: RunStore) -> APIRouter:
         return _json(found)
 
     @router.get("/compare")
-    def comparison(baseline: str, fix: str) -> Response:
+    def comparison(
+        baseline: Annotated[str, Query(min_length=1)], fix: Annotated[str, Query(min_length=1)]
+    ) -> Response:
         """Two runs side by side, in the shape of `loadpeak compare --json`."""
         return _json(compare(store.find(baseline), store.find(fix)))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from loadpeak import __version__
-from loadpeak.errors import LoadpeakError, RunNotFoundError
+from loadpeak.errors import AmbiguousRunError, LoadpeakError, RunNotFoundError
 from loadpeak_exporter.exposition import CONTENT_TYPE, Exposition
 from loadpeak_exporter.records import RunRecord
 
@@ -49,6 +50,12 @@ def create_app(
     return app
 
 
+_STATUS: dict[type[Exception], int] = {
+    RunNotFoundError: http.HTTPStatus.NOT_FOUND,
+    AmbiguousRunError: http.HTTPStatus.CONFLICT,
+}
+
+
 def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """The one shape of an error."""
     code = http.HTTPStatus(status).phrase.lower().replace(" ", "_")
@@ -57,10 +64,27 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
     )
 
 
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route: it may answer with these, each in the one shape of an error."""
+    shape = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["code", "message"],
+                "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+            }
+        },
+    }
+    content = {"application/json": {"schema": shape}}
+    return {
+        status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses
+    }
+
+
 async def _our_error(request: Request, error: Exception) -> JSONResponse:
-    missing = isinstance(error, RunNotFoundError)
-    status = http.HTTPStatus.NOT_FOUND if missing else http.HTTPStatus.BAD_REQUEST
-    return error_response(status, str(error))
+    return error_response(_STATUS.get(type(error), http.HTTPStatus.BAD_REQUEST), str(error))
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

@@ -12,6 +12,8 @@ from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.store import RunStore
 
 CONNECT_SECONDS = 0.2
+NEWEST = 200
+"""Runs in which exporters are looked for."""
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 
@@ -34,7 +36,7 @@ def create_router(store: RunStore) -> APIRouter:
 def _exporters(store: RunStore) -> dict[str, str]:
     """Where exporters listen, and their run; a port that was used again is the newest run's."""
     found: dict[str, str] = {}
-    for run in store.runs():
+    for run in store.runs(NEWEST):
         if isinstance(run, RunRecord) and run.outcome in ("loading", "ready"):
             for rank in run.ranks:
                 if rank.exporter is not None:

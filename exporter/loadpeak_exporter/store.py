@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +17,17 @@ from loadpeak.errors import AmbiguousRunError, RunNotFoundError
 from loadpeak.record import CommandEnd, Header, Outcome, decode_header
 from loadpeak_exporter.fold import RankFold
 from loadpeak_exporter.history import Timeline
+from loadpeak_exporter.listing import Listing
 from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 from loadpeak_exporter.tail import Damage, Tail
 
 STALE_SECONDS = 60.0
 """Where a rank's process cannot be looked up, this long without a line means that it is gone."""
+
+MOST_READERS = 64
+"""Readers that are kept beside those of ``/metrics``; another one starts its files from the beginning."""
+MOST_SHORT = 10_000
+"""Runs whose short form is kept."""
 
 
 class Host(NamedTuple):
@@ -59,19 +66,6 @@ class RunReader:
         self._exit_code: int | None = None
         self._header: Header | None = None
         self._record: RunRecord | DamagedRun | None = None
-        self._changed_at_wall_seconds = 0.0
-
-    @property
-    def created_at_wall_seconds(self) -> float:
-        """When the run began, by its header."""
-        if self._header is None:
-            self._header = run_folder.read_header(self.folder)
-        if self._header is not None:
-            return self._header.created_at_wall_seconds
-        try:
-            return self.folder.stat().st_mtime
-        except OSError:
-            return 0.0
 
     def read(self) -> RunRecord | DamagedRun:
         """What the folder says now."""
@@ -84,7 +78,7 @@ class RunReader:
         if self._header is None:
             return DamagedRun(run=self.folder.name, damage=self._header_damage())
         record = self._record
-        if isinstance(record, RunRecord) and self._settled(record):
+        if self.settled and record is not None:
             return record
         changed = self._follow()
         if isinstance(record, RunRecord) and not changed and record.outcome != "loading":
@@ -92,7 +86,6 @@ class RunReader:
         renewed = self._build(self._header)
         if not isinstance(record, RunRecord) or changed or renewed != record:
             self._record = record = renewed
-            self._changed_at_wall_seconds = self._host.wall()
         return record
 
     def timeline(self, rank: int, points: int) -> Timeline | None:
@@ -120,11 +113,22 @@ class RunReader:
             return ()
         return (Damage(run_folder.HEADER, 0, reason),)
 
-    def _settled(self, record: RunRecord) -> bool:
-        """Whether a run that has ended has been quiet for so long that its files need no look."""
-        if record.outcome == "loading":
+    @property
+    def unread(self) -> bool:
+        """Whether nothing of the run is known yet."""
+        return self._record is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run has ended and been quiet for so long that its files need no further look."""
+        if not isinstance(self._record, RunRecord) or self._record.outcome == "loading":
             return False
-        return self._host.wall() - self._changed_at_wall_seconds > STALE_SECONDS
+        return self._host.wall() - self._written_at_wall_seconds() > STALE_SECONDS
+
+    def _written_at_wall_seconds(self) -> float:
+        """When a file was written last, as of the last look."""
+        tails = [tail for rank in self._ranks.values() for tail in (rank.journal, rank.samples)]
+        return max((tail.modified_at_wall_seconds or 0.0 for tail in [*tails, self._command]), default=0.0)
 
     def _follow(self) -> bool:
         """Read what was added to any file; true if anything was."""
@@ -194,35 +198,97 @@ class RunReader:
 
 
 class RunStore:
-    """All runs below ``$LOADPEAK_HOME/runs``."""
+    """All runs below ``$LOADPEAK_HOME/runs``, however many. Threads may share it."""
 
     def __init__(self, home: Path, host: Host | None = None) -> None:
         self.folder = home / run_folder.RUNS
         self._host = host or Host.this()
-        self._readers: dict[str, RunReader] = {}
+        self._listing = Listing(self.folder)
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[str, RunReader] = OrderedDict()
+        self._short: dict[str, RunRecord] = {}
+        self._listed: tuple[str, ...] = ()
+        self._candidates: tuple[str, ...] = ()
+        self._past: set[str] = set()
 
-    def runs(self) -> list[RunRecord | DamagedRun]:
-        """Every run, newest first."""
-        return [self.reader(name).read() for name in self._names()]
+    def __len__(self) -> int:
+        """How many runs there are."""
+        return len(self._listing.names())
+
+    def runs(self, most: int | None = None, skip: int = 0) -> list[RunRecord | DamagedRun]:
+        """Runs without their layers, newest first.
+
+        Args:
+            most: how many at most.
+            skip: leave out so many of the newest.
+        """
+        names = self._listing.names()[skip:]
+        return [self._in_short(name) for name in names[:most]]
 
     def exported(self, keep_seconds: float, most: int) -> list[RunRecord]:
         """Runs for ``/metrics``: those that load, then the newest that ended less than so long ago.
+
+        What has once ended for so long, or has so many newer runs, is not looked at again.
 
         Args:
             keep_seconds: how long a run stays after its last line.
             most: how many at the most.
         """
+        names = self._listing.names()
+        if names is not self._listed:
+            self._listed = names
+            self._past.intersection_update(names)
+            self._candidates = tuple(name for name in names if name not in self._past)
         oldest = self._host.wall() - keep_seconds
-        records = [record for record in self.runs() if isinstance(record, RunRecord) and record.ranks]
-        live = [record for record in records if record.outcome == "loading"]
-        ended = [record for record in records if record.outcome != "loading" and last_word(record) >= oldest]
+        live: list[RunRecord] = []
+        ended: list[RunRecord] = []
+        for name in self._candidates:
+            enough = len(live) + len(ended) >= most
+            since = self._host.wall() - STALE_SECONDS if enough else oldest
+            reader = self.reader(name)
+            if reader.unread and self._written(name) < since:
+                self._past.add(name)
+                continue
+            record = reader.read()
+            if isinstance(record, DamagedRun) or not record.ranks:
+                continue
+            if record.outcome == "loading":
+                live.append(record)
+            elif enough or last_word(record) < oldest:
+                self._past.add(name)
+            else:
+                ended.append(record)
+        self._candidates = tuple(name for name in self._candidates if name not in self._past)
         return (live + ended)[:most]
 
     def reader(self, run: str) -> RunReader:
         """The reader of a run by its full id; it keeps its place in the files."""
-        if run not in self._readers:
-            self._readers[run] = RunReader(self.folder / run, self._host)
-        return self._readers[run]
+        with self._lock:
+            reader = self._readers.pop(run, None) or RunReader(self.folder / run, self._host)
+            self._readers[run] = reader
+            if len(self._readers) > MOST_READERS + len(self._candidates):
+                self._readers.popitem(last=False)
+        return reader
+
+    def _in_short(self, name: str) -> RunRecord | DamagedRun:
+        if name in self._short:
+            return self._short[name]
+        reader = self.reader(name)
+        record = reader.read()
+        if isinstance(record, DamagedRun):
+            return record
+        short = in_short(record)
+        if reader.settled and len(self._short) < MOST_SHORT:
+            self._short[name] = short
+        return short
+
+    def _written(self, name: str) -> float:
+        """When any file of a run was written last, in seconds of the wall clock."""
+        try:
+            with os.scandir(self.folder / name) as entries:
+                return max((entry.stat().st_mtime for entry in entries), default=0.0)
+        except OSError:
+            return 0.0
 
     def find(self, wanted: str) -> RunRecord:
         """A run by its id, a beginning of it, ``latest`` or ``latest:VARIANT``.
@@ -231,13 +297,14 @@ class RunStore:
             RunNotFoundError: there is none, or it is damaged.
             AmbiguousRunError: several begin so.
         """
-        names = self._names()
+        names = self._listing.names()
         if wanted == "latest" or wanted.startswith("latest:"):
             variant = wanted.partition(":")[2]
             for name in names:
-                record = self.reader(name).read()
-                if isinstance(record, RunRecord) and variant in ("", record.header.variant):
-                    return record
+                if self._listing.variant(name) == variant if variant else self._listing.variant(name):
+                    record = self.reader(name).read()
+                    if isinstance(record, RunRecord):
+                        return record
             which = f"of variant {variant!r} " if variant else ""
             raise RunNotFoundError(f"no run {which}in {self.folder}; `loadpeak runs` lists those there are")
         fitting = [wanted] if wanted in names else [name for name in names if name.startswith(wanted)]
@@ -255,13 +322,11 @@ class RunStore:
             raise RunNotFoundError(f"run {record.run} is damaged: {damage.file} {damage.reason}")
         return record
 
-    def _names(self) -> list[str]:
-        """Folders in the store, the newest run first; damaged ones by the age of their folder."""
-        try:
-            names = [path.name for path in self.folder.iterdir() if path.is_dir()]
-        except OSError:
-            return []
-        return sorted(names, key=lambda name: (self.reader(name).created_at_wall_seconds, name), reverse=True)
+
+def in_short(run: RunRecord) -> RunRecord:
+    """A run without the layers of its ranks."""
+    ranks = tuple(msgspec.structs.replace(rank, layers=()) for rank in run.ranks)
+    return msgspec.structs.replace(run, ranks=ranks)
 
 
 def last_word(run: RunRecord) -> float:

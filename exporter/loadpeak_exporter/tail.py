@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,28 +38,38 @@ class Tail:
         self._line_number = 0
         self._rest = b""
 
-    def read(self) -> list[AnyLine]:
+    def read(self) -> Iterator[AnyLine]:
         """Lines added since the last call, oldest first; none while the file is not there."""
+        while True:
+            data = self._chunk()
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                decoded = self._decode(line)
+                if decoded is not None:
+                    yield decoded
+            if len(self._rest) > LINE_LIMIT_BYTES:
+                self._line_number += 1
+                self._note(f"is longer than {LINE_LIMIT_BYTES} bytes")
+                self._line_number -= 1
+                self._rest = self._rest[:1]
+            if len(data) < CHUNK_BYTES:
+                return
+
+    def _chunk(self) -> bytes:
+        """What comes next, nothing at the end or where it cannot be read."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK_BYTES)
                 self.modified_at_wall_seconds = self.path.stat().st_mtime
         except FileNotFoundError:
-            return []
+            return b""
         except OSError as error:
             if not self.damage:
                 self._note(f"cannot be read: {error.strerror}", whole_file=True)
-            return []
+            return b""
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        found = [line for line in map(self._decode, lines) if line is not None]
-        if len(self._rest) > LINE_LIMIT_BYTES:
-            self._line_number += 1
-            self._note(f"is longer than {LINE_LIMIT_BYTES} bytes")
-            self._line_number -= 1
-            self._rest = self._rest[:1]
-        return found + (self.read() if len(data) == CHUNK_BYTES else [])
+        return data
 
     def _decode(self, data: bytes) -> AnyLine | None:
         self._line_number += 1

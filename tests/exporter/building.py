@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import msgspec
 
 from loadpeak import run_folder
 from loadpeak.journal import Journal
@@ -29,6 +32,7 @@ class Startup:
         device: Device = GPU,
         pid: int = 1,
         at: float = 5000.0,
+        wall: float = 1.0,
         allocator: FakeAllocator | None = None,
         **facts: object,
     ) -> None:
@@ -43,7 +47,7 @@ class Startup:
         self.clock = FakeClock(at, step=0.001)
         self.allocator = allocator or FakeAllocator()
         self.journal.append(
-            RankStart(at_seconds=self.clock(), at_wall_seconds=1.0, rank=rank, local_rank=rank, pid=pid)
+            RankStart(at_seconds=self.clock(), at_wall_seconds=wall, rank=rank, local_rank=rank, pid=pid)
         )
         self.samples.append(
             SamplerStart(
@@ -99,3 +103,30 @@ class Startup:
         self.session.ready()
         self.sample()
         return self
+
+
+def copies(folder: Path, count: int, old: bool = False) -> None:
+    """So many runs beside a finished one, equal but for their names and times; they share its other files.
+
+    Args:
+        folder: the run.
+        count: how many.
+        old: all files were written in 2001.
+    """
+    header = run_folder.read_header(folder)
+    assert header is not None
+    files = [path for path in folder.iterdir() if path.name != run_folder.HEADER]
+    for number in range(1, count + 1):
+        copy = folder.with_name(f"{folder.name}-{number}")
+        copy.mkdir()
+        for path in files:
+            os.link(path, copy / path.name)
+        created = header.created_at_wall_seconds + number
+        run_folder.write_header(
+            copy, msgspec.structs.replace(header, run=copy.name, created_at_wall_seconds=created)
+        )
+        if old:
+            os.utime(copy / run_folder.HEADER, (1e9, 1e9))
+    if old:
+        for path in folder.iterdir():
+            os.utime(path, (1e9, 1e9))

@@ -1,6 +1,7 @@
 """The app over HTTP, and the server that carries it."""
 
 import json
+import math
 import socket
 import threading
 import urllib.error
@@ -19,7 +20,6 @@ from loadpeak.record import Exporter
 from loadpeak.recording import Recording
 from loadpeak_exporter import in_process
 from loadpeak_exporter.app import create_app
-from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.server import Server, bind
 from loadpeak_exporter.store import RunStore
 from tests.exporter.building import Startup
@@ -31,7 +31,7 @@ from tests.profiler.test_sampler import wait_for
 def client(tmp_path: Path) -> TestClient:
     Startup(tmp_path).load().ready()
     store = RunStore(tmp_path)
-    app = create_app(lambda: [run for run in store.runs() if isinstance(run, RunRecord)])
+    app = create_app(lambda: store.exported(math.inf, 10))
 
     @app.get("/explode")
     def explode() -> None:

@@ -121,6 +121,12 @@ def test_runs_lists_damaged_ones_as_such(home: Path, monkeypatch: pytest.MonkeyP
     assert {run.get("run") or run["header"]["run"] for run in printed} == {"b", "f", "empty"}
 
 
+def test_runs_lists_the_newest_and_says_how_many_are_left(home: Path) -> None:
+    text = invoke("runs", "--limit", "1").stdout
+    assert "and 1 older: loadpeak runs --limit 2" in text
+    assert len(json.loads(invoke("runs", "--limit", "1", "--json").stdout)) == 1
+
+
 def test_empty_store_says_how_to_make_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADPEAK_HOME", str(tmp_path))
     assert "loadpeak run -- vllm serve" in invoke("runs").stdout

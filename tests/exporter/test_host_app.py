@@ -141,10 +141,10 @@ def test_errors_have_one_shape_and_say_what_to_do(home: Path, path: str, status:
         assert words in response.json()["error"]["message"]
 
 
-def test_ambiguous_beginning_is_a_bad_request(home: Path) -> None:
+def test_ambiguous_beginning_is_a_conflict(home: Path) -> None:
     Startup(home, "two-again").load().ready()
     response = client(home).get("/api/runs/tw")
-    assert response.status_code == 400
+    assert response.status_code == 409
     assert "2 runs begin with" in response.json()["error"]["message"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -35,25 +36,34 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def browser(
-    need: Callable[[bool, str], None], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WebDriver]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    need(bool(chromium and driver), "chromium and chromedriver are not installed")
-    need(importlib.util.find_spec("selenium") is not None, "selenium is not installed")
+@contextlib.contextmanager
+def chromium(folder: Path) -> Iterator[WebDriver]:
+    """A browser without a screen; the folder is for its own files."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
-    options.binary_location = str(chromium)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+    options.binary_location = str(shutil.which("chromium"))
+    for flag in (*FLAGS, f"--user-data-dir={folder}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(str(driver)))
-    found.set_window_size(1400, 1000)
-    yield found
-    found.quit()
+    found = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+    try:
+        found.set_window_size(1400, 1000)
+        yield found
+    finally:
+        found.quit()
+
+
+@pytest.fixture(scope="module")
+def browser(
+    need: Callable[[bool, str], None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WebDriver]:
+    programs = shutil.which("chromium") and shutil.which("chromedriver")
+    need(bool(programs), "chromium and chromedriver are not installed")
+    need(importlib.util.find_spec("selenium") is not None, "selenium is not installed")
+    with chromium(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -91,7 +101,7 @@ class Page:
         self.browser.get(self.url + place)
         return self
 
-    def says(self, *words: str, seconds: float = 10) -> str:
+    def says(self, *words: str, seconds: float = 10, every: float = 0.1) -> str:
         """The page's text, once it has all these words."""
         deadline = time.monotonic() + seconds
         while True:
@@ -99,7 +109,7 @@ class Page:
             if all(word in text for word in words):
                 return text
             assert time.monotonic() < deadline, f"{words} never came: {text}"
-            time.sleep(0.1)
+            time.sleep(every)
 
     def curves(self, chart: str) -> list[dict[str, Any]]:
         """Names and points of a chart's curves, as drawn."""

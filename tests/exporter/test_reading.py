@@ -38,31 +38,31 @@ def rank_of(home: Path, on: Host | None = None) -> RankRecord:
 def test_lines_are_read_as_they_come(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     tail = Tail(path)
-    assert tail.read() == []
+    assert list(tail.read()) == []
     path.write_bytes(LINE)
-    assert len(tail.read()) == 1
+    assert len(list(tail.read())) == 1
     with path.open("ab") as file:
         file.write(LINE + LINE)
-    assert len(tail.read()) == 2
-    assert tail.read() == []
+    assert len(list(tail.read())) == 2
+    assert list(tail.read()) == []
 
 
 def test_torn_last_line_is_no_damage_and_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(LINE + LINE[:10])
     tail = Tail(path)
-    assert len(tail.read()) == 1
+    assert len(list(tail.read())) == 1
     assert tail.damage == []
     with path.open("ab") as file:
         file.write(LINE[10:])
-    assert len(tail.read()) == 1
+    assert len(list(tail.read())) == 1
 
 
 def test_damaged_line_is_reported_with_its_number_and_the_rest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(LINE + b"{broken\n" + LINE + b'{"line":"phase/99","at_seconds":1}\n' + LINE)
     tail = Tail(path)
-    assert len(tail.read()) == 3
+    assert len(list(tail.read())) == 3
     assert [(damage.file, damage.line_number) for damage in tail.damage] == [
         ("rank-0.jsonl", 2),
         ("rank-0.jsonl", 4),
@@ -74,7 +74,7 @@ def test_binary_file_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(b"\x00\xff" * (5 << 20))
     tail = Tail(path)
-    assert tail.read() == []
+    assert list(tail.read()) == []
     assert "longer than" in tail.damage[0].reason
 
 

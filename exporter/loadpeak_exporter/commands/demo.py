@@ -1,6 +1,7 @@
 """``loadpeak demo``."""
 
 import contextlib
+import math
 import shutil
 import tempfile
 import threading
@@ -53,7 +54,7 @@ def demo(
     store = RunStore(home)
     found = settings.load()
     server = Server(
-        create_app(lambda: [run for run in store.runs() if isinstance(run, RunRecord)], found.layers),
+        create_app(lambda: store.exported(math.inf, len(VARIANTS)), found.layers),
         bind(found.host, found.port or 9838),
     )
     server.start()

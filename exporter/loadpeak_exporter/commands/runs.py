@@ -5,26 +5,23 @@ import typer
 from rich.console import Console
 
 from loadpeak import settings
-from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.store import RunStore
 from loadpeak_exporter.text import print_runs
 
 
 def runs(
+    limit: int = typer.Option(50, min=1, help="List so many at most."),
     as_json: bool = typer.Option(False, "--json", help="Print the records as JSON, without their layers."),
 ) -> None:
     """List the recorded runs, newest first. A damaged one is listed with what is wrong with it."""
     store = RunStore(settings.load().home)
-    found = store.runs()
+    found = store.runs(limit)
     if as_json:
-        short = [_without_layers(run) if isinstance(run, RunRecord) else run for run in found]
-        print(msgspec.json.format(msgspec.json.encode(short), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     elif not found:
         print(f"no runs in {store.folder} yet; `loadpeak run -- vllm serve MODEL` makes one")
     else:
         print_runs(Console(), found)
-
-
-def _without_layers(run: RunRecord) -> RunRecord:
-    ranks = tuple(msgspec.structs.replace(rank, layers=()) for rank in run.ranks)
-    return msgspec.structs.replace(run, ranks=ranks)
+        older = len(store) - len(found)
+        if older:
+            print(f"and {older} older: loadpeak runs --limit {len(store)}")

@@ -2,8 +2,8 @@
 import { compareCharts, runCharts } from "./charts.js";
 import { get, html, layersText, mib, outcome, seconds } from "./text.js";
 
-const LIVE_MS = 1000;
-const IDLE_MS = 4000;
+const LIVE_MS = 500;
+const IDLE_MS = 2000;
 const view = document.querySelector("#view");
 const list = document.querySelector("#runs");
 let shown = ""; // what the view holds now, so that a refresh keeps scroll and zoom
