@@ -1,11 +1,11 @@
 """Start one vLLM engine in this process and print its figures as one JSON line.
 
-    python -m benchmarks.startup CONFIG_JSON [--cap-gib 32]
+    python -m benchmarks.startup CONFIG_JSON [--cap-gib 32] [--random]
 
-CONFIG_JSON is a model's ``config.json``; weights are vLLM's dummy weights. ``--cap-gib`` caps the
-allocator (``set_per_process_memory_fraction``), so that a large card stands in for a smaller one; the
-engine therefore runs in this process. Settings of loadpeak and of the allocator come from the
-environment, as in production.
+CONFIG_JSON is a model's ``config.json``; weights are vLLM's dummy weights, which ``--random`` sets to random
+contents, the same in every process. ``--cap-gib`` caps the allocator (``set_per_process_memory_fraction``),
+so that a large card stands in for a smaller one; the engine therefore runs in this process. Settings of
+loadpeak and of the allocator come from the environment, as in production.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks import random_weights
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -71,13 +73,14 @@ def worker_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
-def tokens(llm: Any, count: int = 8) -> list[int]:
-    """Greedy tokens for a fixed prompt."""
+def tokens(llm: Any, count: int = 8, prompts: int = 1) -> list[int]:
+    """Greedy tokens for fixed prompts, one after the other."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-    prompt = {"prompt_token_ids": list(range(100, 132))}
-    return list(llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0].token_ids)
+    asked = [{"prompt_token_ids": list(range(start, start + 32))} for start in range(100, 100 + prompts)]
+    done = llm.generate(asked, sampling, use_tqdm=False)
+    return [token for request in done for token in request.outputs[0].token_ids]
 
 
 def close() -> None:
@@ -97,6 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--cap-gib", type=float)
+    parser.add_argument("--prompts", type=int, default=1, help="how many prompts are answered")
+    parser.add_argument("--random", action="store_true", help="random weights, the same in every process")
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON for LLM(); repeat it")
     arguments = parser.parse_args()
     options = {
@@ -107,6 +112,8 @@ def main() -> None:
         import torch
 
         cap(arguments.cap_gib)
+        if arguments.random:
+            random_weights.install()
         begun = time.monotonic()
         llm = start(folder, **options)
         seconds = time.monotonic() - begun
@@ -115,7 +122,7 @@ def main() -> None:
             "start_seconds": round(seconds, 3),
             "ready_allocated_bytes": stats["allocated_bytes.all.current"],
             "retries": stats["num_alloc_retries"],
-            "tokens": tokens(llm),
+            "tokens": tokens(llm, prompts=arguments.prompts),
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,46 @@
+"""Random contents for vLLM's dummy weights: the same in every process, and different in every tensor.
+
+vLLM fills floating-point weights from one seed and leaves packed integers as they lie in memory. Two startups
+can only be compared by their weights if all of them are set.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+
+def install() -> None:
+    """Fill every weight of the next models that this process loads with ``load_format="dummy"``."""
+    import torch
+    from vllm.model_executor.model_loader import dummy_loader, weight_utils
+
+    seeds = itertools.count(1)
+
+    def fill(tensor: Any, *_: Any, **__: Any) -> None:
+        tensor = tensor.detach()
+        if tensor.device.type == "meta":
+            return
+        generator = torch.Generator(device=tensor.device).manual_seed(next(seeds))
+        if not tensor.is_floating_point():
+            tensor.view(torch.uint8).random_(0, 256, generator=generator)
+        elif tensor.element_size() == 1:
+            # 8-bit floats from 0.25 to 2: no infinities, no temporary copy.
+            tensor.view(torch.uint8).random_(0x28, 0x40, generator=generator)
+        else:
+            tensor.uniform_(-1e-3, 1e-3, generator=generator)
+
+    original = dummy_loader.DummyModelLoader.load_weights
+
+    def load_weights(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, model, *args, **kwargs)
+        for name, tensor in model.named_parameters():
+            if "scale" in name and tensor.dtype == torch.uint8:
+                # Exponents of MXFP4 groups, around 2**-8.
+                generator = torch.Generator(device=tensor.device).manual_seed(next(seeds))
+                tensor.detach().random_(117, 122, generator=generator)
+        return result
+
+    weight_utils.initialize_single_dummy_weight = fill
+    dummy_loader.initialize_single_dummy_weight = fill
+    dummy_loader.DummyModelLoader.load_weights = load_weights
