@@ -48,10 +48,11 @@ def recorded(home: Path, run: str) -> dict[str, Any]:
     from loadpeak.record import Conversion, PhaseEnd, Ready, Sample, decode_line
 
     found: dict[str, Any] = {"device": 0, "reserved": 0, "allocated": 0, "retries": None, "ready": None}
-    found["ready_at"] = float("inf")
+    found |= {"began_at": float("inf"), "ready_at": float("inf")}
     for path in sorted((home / "runs" / run).glob("*.jsonl")):
         for text in path.read_bytes().splitlines():
             line = decode_line(text)
+            found["began_at"] = min(found["began_at"], line.at_seconds)
             if isinstance(line, Sample):
                 found["device"] = max(found["device"], line.phase_peak_bytes or 0)
             elif isinstance(line, PhaseEnd | Conversion):
