@@ -81,8 +81,8 @@ class Startup:
         name = "lm_head" if layer is None else f"model.layers.{layer}.{'experts' if moe else 'qkv'}"
         self.session.end_conversion(watch, name=name, method="m.M", moe=moe, layer=layer, layer_done=done)
 
-    def load(self, layers: int = 2) -> Startup:
-        """Weights of 100 MiB, then so many converted layers."""
+    def load(self, layers: int = 2, retries: bool = True) -> Startup:
+        """Weights of 100 MiB, then so many converted layers, with more allocator retries in each."""
         with phase_of(self.session, "load_weights"):
             self.allocator.allocate(100 * MiB)
             self.sample()
@@ -90,7 +90,7 @@ class Startup:
         with phase_of(self.session, "process_weights"):
             self.session.model(range(layers), range(layers), layers)
             for layer in range(layers):
-                self.allocator.retries += layer
+                self.allocator.retries += layer if retries else 0
                 self.convert(layer)
         return self
 
