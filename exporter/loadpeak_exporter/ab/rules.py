@@ -11,7 +11,7 @@ from loadpeak_exporter.ab.settings import other_mode, same_settings
 from loadpeak_exporter.ab.trial import Finding, Trial, not_ready
 from loadpeak_exporter.compare import RankPair, compare
 from loadpeak_exporter.fold import highest, total
-from loadpeak_exporter.text import mib, plural
+from loadpeak_exporter.text import mib, mib_range, plural
 
 _NAMED = 3
 """So many examples stand in a detail."""
@@ -60,8 +60,18 @@ def equal_weights(trial: Trial) -> Finding:
     found = [f"{len(keys):,} {what}: {_tensors(keys)}" for what, keys in faults.items() if keys]
     if found:
         return Finding(False, f"of {len(before.keys() | after.keys()):,} tensors " + "; ".join(found))
-    ranks = plural(len({rank for rank, _ in before}), "rank")
-    return Finding(True, f"{len(before):,} tensors on {ranks}, all equal")
+    equal = f"{len(before):,} tensors on {plural(len({rank for rank, _ in before}), 'rank')}, all equal"
+    unread = [
+        f"rank {rank} {name} of {arm} ({why})"
+        for arm, side in trial.sides
+        for rank, tensors in (side.not_hashed or {}).items()
+        for name, why in tensors.items()
+    ]
+    if unread:
+        return Finding(
+            None, f"not judged: {len(unread):,} could not be hashed: {unread[0]}; {equal} otherwise"
+        )
+    return Finding(True, equal)
 
 
 def _hashes(evidence: Evidence) -> dict[tuple[int, str], str]:
@@ -184,12 +194,7 @@ def equal_ready_allocation(trial: Trial) -> Finding:
         if trial.arm.alloc_conf != trial.baseline_arm.alloc_conf:
             hint = " (allocator settings round blocks differently)"
         return Finding(False, "; ".join(unequal) + hint)
-    return Finding(True, f"{_range(values, 3)} MiB on {plural(len(pairs), 'rank')}, equal to the byte")
-
-
-def _range(values: list[int], digits: int = 0) -> str:
-    low, high = mib(min(values), digits), mib(max(values), digits)
-    return low if low == high else f"{low} to {high}"
+    return Finding(True, f"{mib_range(values, 3)} MiB on {plural(len(pairs), 'rank')}, equal to the byte")
 
 
 def lower_peak(trial: Trial) -> Finding:

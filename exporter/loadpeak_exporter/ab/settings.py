@@ -16,7 +16,7 @@ from loadpeak_exporter.ab.trial import Finding, Trial
 _VERSIONS = ("engine", "engine_version", "torch_version", "loadpeak_version")
 _ENGINE = ("model", "quantization", "load_format", "tp_size", "world_size")
 _BUDGET = {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks", "num_gpu_blocks_override"}
-"""Names of settings that decide how large the KV cache is, and nothing else."""
+"""Last parts of the names of settings that decide how large the KV cache is, and nothing else."""
 
 
 class Difference(NamedTuple):
@@ -63,7 +63,7 @@ def differences(trial: Trial) -> list[Difference]:
         kind = name.partition(" ")[0]
         engine = kind in _VERSIONS or kind in _ENGINE or kind == "setting"
         explained = asked.get(name, other_program if kind in _VERSIONS else other_flags and kind != "GPU")
-        mode = engine and kind != "loadpeak_version" and name.removeprefix("setting ") not in _BUDGET
+        mode = engine and kind != "loadpeak_version" and name.rpartition(".")[2] not in _BUDGET
         found.append(Difference(name, before.get(name), after.get(name), explained, mode))
     return found
 

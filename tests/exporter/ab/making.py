@@ -22,7 +22,11 @@ OUTPUTS = (
     Output(prompt=0, token_ids=(5, 6, 7), stop_reason="stop", logprobs=(-0.1, -0.2, -0.3)),
     Output(prompt=1, token_ids=(9, 9), stop_reason="length", logprobs=(-1.0, 0.0)),
 )
-SETTINGS = {"enforce_eager": "True", "dtype": "float16", "gpu_memory_utilization": "0.9"}
+SETTINGS = {
+    "model_config.enforce_eager": "True",
+    "model_config.dtype": "float16",
+    "cache_config.gpu_memory_utilization": "0.9",
+}
 Change = Callable[[Evidence], Evidence]
 
 

@@ -137,13 +137,13 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "a retry": ("retries", with_rank(0, retries=2), "2 in release, 0 in the baseline"),
     "another dtype": (
         "settings",
-        with_fields(settings={**SETTINGS, "dtype": "bfloat16"}),
-        "setting dtype: float16 → bfloat16",
+        with_fields(settings={**SETTINGS, "model_config.dtype": "bfloat16"}),
+        "setting model_config.dtype: float16 → bfloat16",
     ),
     "a setting is missing": (
         "settings",
-        with_fields(settings={"dtype": "float16"}),
-        "setting enforce_eager: True → not set",
+        with_fields(settings={"model_config.dtype": "float16"}),
+        "setting model_config.enforce_eager: True → not set",
     ),
     "another format": ("settings", with_header(quantization="fp8"), "quantization: awq → fp8"),
     "another GPU": ("settings", with_rank(0, device=A100), "A100, 42,949,672,960 bytes"),
@@ -185,6 +185,11 @@ def test_fault_in_one_pair_fails_its_rule_and_the_gate(found: list[Evidence], fa
 GAPS: dict[str, tuple[str, Change, str]] = {
     "hashes": ("weights", with_fields(weights=None), "no hashes were taken in release"),
     "tensors": ("weights", with_fields(weights={0: {}}), "no hashes were taken in release"),
+    "one tensor": (
+        "weights",
+        with_fields(not_hashed={0: {"w2": "NotHashable: meta"}}),
+        "1 could not be hashed: rank 0 w2 of release (NotHashable: meta); 8 tensors on 1 rank, all equal",
+    ),
     "outputs": ("outputs", with_startup(outputs=None), "nothing was generated in release"),
     "tokens": ("outputs", with_startup(outputs=()), "nothing was generated in release"),
     "log probabilities": (
@@ -274,7 +279,7 @@ def test_rank_of_one_side_only_is_no_equality(tmp_path: Path) -> None:
 
 
 EAGER = Arm(name="graphs", arguments=("--no-enforce-eager",))
-GRAPH_SETTINGS = {**SETTINGS, "enforce_eager": "False"}
+GRAPH_SETTINGS = {**SETTINGS, "model_config.enforce_eager": "False"}
 
 
 def test_equality_is_not_judged_across_modes(tmp_path: Path) -> None:
@@ -285,7 +290,7 @@ def test_equality_is_not_judged_across_modes(tmp_path: Path) -> None:
         assert rules[rule].passed is None
         assert rules[rule].detail == (
             "not judged: graphs is another format or mode (--no-enforce-eager): "
-            "setting enforce_eager: True → False"
+            "setting model_config.enforce_eager: True → False"
         )
     assert rules["settings"].passed is True
     assert rules["device-peak"].passed is False
@@ -315,11 +320,11 @@ def test_flag_of_the_memory_budget_is_no_other_mode(tmp_path: Path) -> None:
         evidence(tmp_path, plan),
         "less",
         1,
-        with_fields(settings={**SETTINGS, "gpu_memory_utilization": "0.5"}),
+        with_fields(settings={**SETTINGS, "cache_config.gpu_memory_utilization": "0.5"}),
     )
     verdict, rules = verdict_of(plan, found)
     assert verdict.passed
-    assert "setting gpu_memory_utilization: 0.9 → 0.5" in rules["settings"].detail
+    assert "setting cache_config.gpu_memory_utilization: 0.9 → 0.5" in rules["settings"].detail
 
 
 def test_every_arm_is_judged_against_the_first(tmp_path: Path) -> None:
