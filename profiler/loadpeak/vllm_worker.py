@@ -35,7 +35,7 @@ _CONFIGS = (
 _OWN = re.compile(
     # One process's own: ids, addresses, ports, places for temporary files, times.
     r"(^|[._])([A-Za-z_]*_)?(id|uuid|ip|host|port|port_list|addr|address|socket|time|cache_dir|cache_root)$"
-    r"|rank|RANK|PORT$|_PATH$|_IP$|_ROOT$|_ID$|DIR$"
+    r"|rank|RANK|PORT$|_PATH$|_IP$|_ROOT$|_ID$|DIR$|_IDENT$|BUFFER_NAME$"
     # Measured while the engine starts.
     r"|num_gpu_blocks$|num_cpu_blocks$|kv_cache_memory|static_.*context|traced_files|compilation_time"
     # Nobody else's business.
