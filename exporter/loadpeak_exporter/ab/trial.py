@@ -21,7 +21,7 @@ class Finding(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What the rules judge."""
+    """What the rules judge. Pairs are counted from one, as in all reports."""
 
     pair: int
     baseline_arm: Arm
@@ -40,19 +40,9 @@ def trials(experiment: Experiment, evidence: Sequence[Evidence]) -> Iterator[Tri
     known = {(item.startup.pair, item.startup.arm): item for item in evidence}
     baseline, *fixes = experiment.arms
     for arm in fixes:
-        for pair in _pairs(experiment, evidence):
-            yield Trial(
-                pair,
-                baseline,
-                arm,
-                *(known.get((pair, name), _missing(pair, name)) for name in (baseline.name, arm.name)),
-            )
-
-
-def _pairs(experiment: Experiment, evidence: Sequence[Evidence]) -> range:
-    """Numbers of the pairs, which may count from zero or from one."""
-    first = min((item.startup.pair for item in evidence), default=1)
-    return range(first, first + experiment.pairs)
+        for pair in range(experiment.pairs):
+            sides = [known.get((pair, name)) or _missing(pair, name) for name in (baseline.name, arm.name)]
+            yield Trial(pair + 1, baseline, arm, *sides)
 
 
 def _missing(pair: int, arm: str) -> Evidence:

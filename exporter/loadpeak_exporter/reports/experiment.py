@@ -55,7 +55,7 @@ def _summary(verdict: Verdict) -> str:
 
 def _peaks(experiment: Experiment, evidence: Sequence[Evidence], verdict: Verdict) -> Section:
     """A row for each pair, as in the reference table."""
-    modes = {(item.startup.pair, item.startup.arm): _mode(experiment, item) for item in evidence}
+    modes = {(item.startup.pair + 1, item.startup.arm): _mode(experiment, item) for item in evidence}
     several = len(experiment.arms) > 2
     rows = []
     for pair in verdict.pairs:
@@ -206,7 +206,7 @@ def _startups(evidence: Sequence[Evidence]) -> Section:
         remarks = [*([reason] if reason else []), *([startup.note] if startup.note else [])]
         remarks += notes(run) if run is not None and not reason else []
         outcome = "ready" if reason is None else "failed" if run is None else run.outcome
-        rows.append([str(startup.pair), startup.arm, startup.run or ABSENT, outcome, "; ".join(remarks)])
+        rows.append([str(startup.pair + 1), startup.arm, startup.run or ABSENT, outcome, "; ".join(remarks)])
     return Section(title="Startups", table=table(["pair", "arm", "run", "outcome", "notes"], rows))
 
 

@@ -14,9 +14,11 @@ from loadpeak_exporter.reports.document import Report, Section, Table
 PAGE = Path(__file__).parent.parent / "page"
 _MARKED = {word: word for word in ("ready", "passed", "failed", "oom", "killed")} | {"not judged": "warning"}
 """Cells with a colour of their own."""
+_SHORT = 16
+"""Cells with fewer characters stay in one line."""
 _CHARTS = """
 <article><h2>Device memory, by seconds since start</h2><div class="chart" id="time"></div></article>
-<article><h2>Reserved memory, by layer</h2><div class="chart" id="layers"></div></article>
+<article><h2>Memory, by layer</h2><div class="chart" id="layers"></div></article>
 """
 
 
@@ -94,7 +96,10 @@ def _table(table: Table) -> str:
     kinds = ["number" if name.startswith(">") else "" for name in table.columns]
 
     def row(tag: str, cells: tuple[str, ...]) -> str:
-        marked = [(kind or _MARKED.get(cell, ""), cell) for kind, cell in zip(kinds, cells, strict=True)]
+        marked = [
+            (kind or _MARKED.get(cell, "short" if len(cell) < _SHORT else ""), cell)
+            for kind, cell in zip(kinds, cells, strict=True)
+        ]
         return "".join(f'<{tag} class="{kind}">{escape(cell)}</{tag}>' for kind, cell in marked)
 
     head = tuple(name.removeprefix(">") for name in table.columns)

@@ -63,7 +63,7 @@ def startup(
     allocator: Callable[[], FakeAllocator] = FakeAllocator,
     **facts: Any,
 ) -> Evidence:
-    """One startup that was recorded and became ready."""
+    """One startup that was recorded and became ready; pairs are counted from one, as reports do."""
     run = f"{arm.name}-{pair}"
     known: dict[str, Any] = {
         "variant": arm.name,
@@ -84,7 +84,7 @@ def startup(
         made.load(layers, retries=False).ready()
     return Evidence(
         startup=Startup(
-            pair=pair,
+            pair=pair - 1,
             arm=arm.name,
             began_at_wall_seconds=1796120832.0 + 100 * pair,
             run=run,
@@ -104,7 +104,7 @@ def evidence(home: Path, plan: Experiment, **options: Any) -> list[Evidence]:
 
 def change(found: Sequence[Evidence], arm: str, pair: int, how: Change) -> list[Evidence]:
     """The same evidence, with one startup changed."""
-    return [how(item) if (item.startup.arm, item.startup.pair) == (arm, pair) else item for item in found]
+    return [how(item) if (item.startup.arm, item.startup.pair + 1) == (arm, pair) else item for item in found]
 
 
 def with_startup(**fields: Any) -> Change:
