@@ -15,7 +15,7 @@ from loadpeak_exporter.records import LayerRecord, PhaseRecord, RankRecord
 LIMIT_RATIO = 1.10
 """A fixed startup should come this close to the lowest possible peak."""
 _KINDS = {
-    "nowhere": "no growth",
+    "nowhere": "at the live allocation",
     "unknown": "not known",
     "before": "before the layers",
     "across": "across layers",

@@ -38,9 +38,9 @@ _KEPT = {"rule", "outcome", "phase", "kind"}
 _DROPPED = {"boot_id", "pid_namespace"}
 """Fields that tell one host from another and say nothing else."""
 _HOME = re.compile(r"/(?:home|homes|users|user)/([^/\s'\",:;]+)|~([\w.-]+)/", re.IGNORECASE)
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>|)\]}]+", re.IGNORECASE)
+_URL = r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>|)\]}]+"
 _IN_PATH = r"[^\s'\"`,;:()<>\[\]{}|]"
-_PATH = re.compile(rf"(?<![\w/.~%-])(?:~[\w.-]*|\.{{1,2}})?/{_IN_PATH}*(?!\.){_IN_PATH}")
+_PATH = rf"(?<![\w/.~%-])(?:~[\w.-]*|\.{{1,2}})?/{_IN_PATH}*(?!\.){_IN_PATH}"
 _NUMBERS = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*[.:][0-9A-Fa-f.:]+(?<![.:])(?![\w:])")
 _INSIDE = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|internal|lan|corp|intra|intranet)\b", re.IGNORECASE)
 
@@ -59,11 +59,10 @@ def redact(report: T, hosts: Iterable[str], paths: Iterable[str]) -> T:
     users |= {Path.home().name, _login()}
     names = {socket.gethostname(), *hosts}
     names |= {name.partition(".")[0] for name in names if not _address(name)}
-    odd = [path for path in paths if path.startswith(("/", "~")) and not _PATH.fullmatch(path)]
+    odd = [path for path in paths if path.startswith(("/", "~")) and not re.fullmatch(_PATH, path)]
     steps: list[tuple[re.Pattern[str], Callable[[str], str]]] = [
-        (_URL, _url),
         (_any(odd, rf"(?:/{_IN_PATH}*)?"), _last),
-        (_PATH, _last),
+        (re.compile(f"{_URL}|{_PATH}"), _place),
         # A host's name may go on with its domain.
         (_any(names - _TELLS_NOTHING, r"(?:\.[\w-]+)*(?!\w)"), lambda _: HOST),
         (_any(users - _TELLS_NOTHING, r"(?!\w)"), lambda _: USER),
@@ -101,11 +100,12 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2] or "/"
 
 
-def _url(url: str) -> str:
-    """An address keeps its scheme, and the last part of its path if it has one."""
-    scheme, _, rest = url.partition("://")
-    _host, _, path = rest.partition("/")
-    last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
+def _place(found: str) -> str:
+    """A path, or an address: that keeps its scheme, and the last part of its path if it has one."""
+    scheme, mark, rest = found.partition("://")
+    if not mark:
+        return _last(found)
+    last = rest.partition("?")[0].partition("/")[2].rstrip("/").rpartition("/")[2]
     return f"{scheme}://{HOST}" + (f"/{last}" if last else "")
 
 
@@ -138,7 +138,9 @@ def _walk(value: Any, clean: Callable[[str], str]) -> Any:
         return clean(value)
     if isinstance(value, msgspec.Struct):
         fields = {
-            name: _walk(getattr(value, name), clean) for name in value.__struct_fields__ if name not in _KEPT
+            name: None if name in _DROPPED else _walk(getattr(value, name), clean)
+            for name in value.__struct_fields__
+            if name not in _KEPT
         }
         return msgspec.structs.replace(value, **fields)
     if isinstance(value, dict):
