@@ -32,14 +32,18 @@ _CONFIGS = (
     "kv_transfer_config",
     "quant_config",
 )
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""In the text of an object that has none of its own."""
 _OWN = re.compile(
-    # One process's own: ids, addresses, ports, places for temporary files, times.
-    r"(^|[._])([A-Za-z_]*_)?(id|uuid|ip|host|port|port_list|addr|address|socket|time|cache_dir|cache_root)$"
-    r"|rank|RANK|PORT$|_PATH$|_IP$|_ROOT$|_ID$|DIR$|_IDENT$|BUFFER_NAME$"
+    # One process's own: ids, addresses, ports, places for temporary files.
+    r"(^|[._])((instance|engine|replica|request)_id|uuid|ip|host|addr|address|socket|cache_dir|cache_root)$"
+    r"|(^|_)(ip|port|port_list)$|^parallel_config\..*rank"
+    r"|^VLLM_\w*(RANK|PORT|PATH|IP|ROOT|ID|DIR|IDENT|BUFFER_NAME)$"
     # Measured while the engine starts.
-    r"|num_gpu_blocks$|num_cpu_blocks$|kv_cache_memory|static_.*context|traced_files|compilation_time"
+    r"|\.(num_[gc]pu_blocks|kv_cache_size_tokens|kv_cache_max_concurrency|compilation_time|traced_files)$"
+    r"|\.static_\w*context"
     # Nobody else's business.
-    r"|(api_key|API_KEY|token|TOKEN|secret|SECRET|password|PASSWORD)$"
+    r"|(^|[._])(hf_token|api_key|auth_token|secret|password)$|(API_KEY|TOKEN|SECRET|PASSWORD)$"
 )
 """Names of settings that say nothing about what the engine does."""
 
@@ -119,15 +123,19 @@ class Worker:
 
 
 def _flatten(path: str, value: Any, found: dict[str, str]) -> None:
-    """Plain values and lists of them under their paths; objects without fields are left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    """Plain values and lists of them under their paths; other objects are left out."""
+    if path == "quant_config" and value is not None:
+        found[path] = type(value).__name__
+        for name, inner in vars(value).items():
+            _flatten(f"{path}.{name}", inner, found)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             _flatten(f"{path}.{field.name}", getattr(value, field.name, None), found)
     elif isinstance(value, dict):
         for key in value:
             _flatten(f"{path}.{key}", value[key], found)
     elif isinstance(value, (list, tuple, set, frozenset)):
-        items = [str(item) for item in value]
+        items = [str(item) for item in value if not _ADDRESS.search(str(item))]
         found[path] = str(sorted(items) if isinstance(value, (set, frozenset)) else items)
     elif value is None or isinstance(value, (bool, int, float, str, Enum)) or _is_type(value):
         found[path] = str(value)

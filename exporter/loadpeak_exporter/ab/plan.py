@@ -50,7 +50,7 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
         return DEFAULT_ARMS
     arms: dict[str, Arm] = {}
     for text in texts:
-        name, colon, settings = text.partition(":")
+        name, _, settings = text.partition(":")
         if not name or any(c in "/\\ \t\n" for c in name) or name.startswith("."):
             raise CommandError(f"--arm {text!r} cannot be used: expected {ARM_HELP}")
         arm = arms.get(name, Arm(name=name))
@@ -58,7 +58,7 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
             words = shlex.split(settings)
         except ValueError as error:
             raise CommandError(f"--arm {text!r} cannot be read: {error}") from error
-        if colon and not words and name != BASELINE:
+        if not words and name != BASELINE:
             raise CommandError(f"--arm {text!r} changes nothing: expected {ARM_HELP}")
         for word in words:
             arm = _with(arm, word, text)
