@@ -25,7 +25,7 @@ _KINDS = {
 _BEFORE_LAYERS = ("init_device", "create_model", "load_weights")
 _ADVICE = {
     "nowhere": "there is nothing to fix",
-    "unknown": "a release or another allocator setting must be tried",
+    "unknown": "nothing can be advised",
     "before": "neither a release per layer nor a setting that acts on layers can help there",
     "across": "a release per layer helps: --release moe-layer",
     "inside": "a release between layers cannot help, another allocator setting may, as --split-limit keep",
@@ -86,6 +86,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Where it lies and what helps."""
         reason, advice = cause(self.growth), _ADVICE[self.growth.where]
+        if self.growth.where == "unknown":
+            reason = "where it grows is not known without layers and readings of the allocator"
         if not self.loading:
             return f"{reason}; {advice}"
         if self.growth.where == "before":

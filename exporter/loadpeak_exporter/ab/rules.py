@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from loadpeak_exporter.ab.differences import other_mode, same_settings
 from loadpeak_exporter.ab.records import Evidence, Output
-from loadpeak_exporter.ab.settings import other_mode, same_settings
 from loadpeak_exporter.ab.trial import Finding, Trial, not_ready
 from loadpeak_exporter.compare import RankPair, compare
 from loadpeak_exporter.fold import highest, total

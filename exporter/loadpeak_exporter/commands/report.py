@@ -20,6 +20,7 @@ def report(
         metavar="RUN|EXPERIMENT",
     ),
     form: str = typer.Option("md", "--format", help=f"One of {', '.join(reports.FORMATS)}."),
+    as_json: bool = typer.Option(False, "--json", help="The same as --format json."),
     output: Path = typer.Option(None, help="Write to this file instead of standard output."),
     redacted: bool = typer.Option(
         True, "--redact/--no-redact", help="Take host names, user names and paths out."
@@ -29,6 +30,7 @@ def report(
 
     The exit status says nothing of the gate; that of `loadpeak ab` does.
     """
+    form = "json" if as_json else form
     if form not in reports.FORMATS:
         raise CommandError(f"there is no format {form!r}: expected {', '.join(reports.FORMATS)}")
     text = reports.render(_find(name, redacted), form)

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from loadpeak_exporter.ab.gate import Pair, Verdict, judge
+from loadpeak_exporter.ab.gate import Entry, Pair, Verdict, judge
 from loadpeak_exporter.ab.growth import LIMIT_RATIO
 from loadpeak_exporter.ab.records import Evidence, Experiment
 from loadpeak_exporter.ab.rules import RULES
@@ -71,11 +71,15 @@ def _peaks(experiment: Experiment, evidence: Sequence[Evidence], verdict: Verdic
         ">worst-GPU startup peak, baseline → fix (MiB)",
         ">ready live allocation per GPU (MiB)",
     ]
+    devices = {rank.device.kind for item in evidence if item.run for rank in item.run.ranks if rank.device}
+    resident = ("No GPU was read: device figures are the resident memory of the processes.",)
     text = (
         "Load peak: highest device use before the KV cache, which the gate judges. Startup peak: highest "
         "until ready; with vLLM's default settings the KV cache fills the device in every arm."
     )
-    return Section(title="Peaks", table=table(columns, rows), after=(text,))
+    return Section(
+        title="Peaks", table=table(columns, rows), after=(text, *(resident if "resident" in devices else ()))
+    )
 
 
 def _mode(experiment: Experiment, evidence: Evidence) -> tuple[str, str]:
@@ -115,11 +119,16 @@ def _ready_cell(pair: Pair) -> str:
     return before if before == after else f"{before} → {after}"
 
 
+def said(entry: Entry) -> str:
+    """An entry's detail beside its verdict."""
+    return entry.detail.removeprefix(f"{VERDICTS[None]}: ")
+
+
 def _gate(verdict: Verdict) -> Section:
     meanings = {rule.name: rule.meaning for rule in RULES}
     several = any(entry.arm for entry in verdict.gate)
     rows = [
-        [*([str(entry.arm)] if several else []), meanings[entry.rule], VERDICTS[entry.passed], entry.detail]
+        [*([str(entry.arm)] if several else []), meanings[entry.rule], VERDICTS[entry.passed], said(entry)]
         for entry in verdict.gate
     ]
     text = ["What could not be judged was not shown, so the gate does not pass."]

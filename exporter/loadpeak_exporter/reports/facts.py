@@ -33,7 +33,7 @@ def environment(runs: Sequence[RunRecord]) -> list[list[str]]:
         "engine": [f"{run.header.engine or 'engine'} {run.header.engine_version or ''}" for run in runs],
         "torch": of_header("torch_version"),
         "allocator setting": of_header("alloc_conf"),
-        "GPUs": devices,
+        "devices": devices,
         "loadpeak": of_header("loadpeak_version"),
     }
     return [[name, ", ".join(dict.fromkeys(values))] for name, values in facts.items() if values]

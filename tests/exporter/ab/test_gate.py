@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from loadpeak.record import Device, Fix
 from loadpeak_exporter.ab.gate import exit_status, judge
+from loadpeak_exporter.ab.gate_text import print_gate
 from loadpeak_exporter.ab.records import Arm, Evidence
 from loadpeak_exporter.ab.rules import RULES
 from tests.exporter.ab.making import (
@@ -376,3 +380,12 @@ def test_json_has_the_agreed_shape(found: list[Evidence]) -> None:
         "error": None,
     }
     assert printed["pairs"][0]["comparison"]["peak_reduction_bytes"] == 90 * MiB
+
+
+def test_terminal_shows_every_rule_with_its_verdict(found: list[Evidence]) -> None:
+    console = Console(width=150, record=True, file=io.StringIO())
+    print_gate(console, judge(PLAN, change(found, "release", 1, with_fields(weights=None))))
+    text = console.export_text()
+    assert re.search(r"weights +not judged +pair 1: not judged: no hashes were taken in release", text)
+    assert re.search(r"outputs +passed +2 prompts", text)
+    assert "the gate did not pass" in text

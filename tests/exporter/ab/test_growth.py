@@ -90,7 +90,7 @@ def while_loading(layers: list[LayerRecord]) -> RankRecord:
         (startup(INSIDE), "inside a layer", "by 240 MiB, and not from layer to layer; a release between"),
         (startup(FLAT, process=102, profile=100), "at the live allocation", "there is nothing to fix"),
         (startup(FLAT, load=400), "in weight loading", "while weights load, before any layer is converted"),
-        (startup([], load=400), "not known", "because no layers were recorded"),
+        (startup([], load=400), "not known", "not known without layers and readings"),
         (startup(FLAT, profile=500), "after the layers", "it is not the conversion"),
         (
             while_loading(ACROSS),

@@ -143,6 +143,7 @@ def test_characters_that_xml_lacks_do_not_break_it(tmp_path: Path) -> None:
 
 def test_json_of_an_experiment_is_its_verdict(home: Path) -> None:
     printed = json.loads(invoke("awq", "--format", "json"))
+    assert json.loads(invoke("awq", "--json")) == printed
     assert printed.keys() == {"pairs", "gate", "passed"}
     assert printed["passed"] is True
     assert [entry["rule"] for entry in printed["gate"]] == [rule.name for rule in RULES]
