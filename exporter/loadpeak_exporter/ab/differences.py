@@ -73,7 +73,8 @@ def _facts(evidence: Evidence, with_settings: bool) -> Iterator[tuple[str, str |
     run = evidence.run
     if run is not None:
         header = run.header
-        yield from {"release": header.release, "split limit": header.split_limit}.items()
+        yield "release", header.release
+        yield "split limit", header.split_limit
         yield "alloc_conf", header.alloc_conf
         in_force = {
             phase.settings for rank in run.ranks for phase in rank.phases if phase.phase == "load_weights"

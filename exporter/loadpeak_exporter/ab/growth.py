@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from loadpeak.allocator.replay import LayerFigures
-from loadpeak.record import LOAD_PHASES
+from loadpeak.record import LOAD_PHASES, Phase
 from loadpeak.whatif.advice import Growth, cause, locate
 from loadpeak_exporter.fold import highest
 from loadpeak_exporter.records import LayerRecord, PhaseRecord, RankRecord
@@ -22,7 +22,6 @@ _KINDS = {
     "inside": "inside a layer",
     "after": "after the layers",
 }
-_BEFORE_LAYERS = ("init_device", "create_model", "load_weights")
 _ADVICE = {
     "nowhere": "there is nothing to fix",
     "unknown": "nothing can be advised",
@@ -91,7 +90,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         if not self.loading:
             return f"{reason}; {advice}"
         if self.growth.where == "before":
-            return "the peak is reached while weights load, before any layer is converted; " + advice
+            return "the peak is reached while weights load, outside the conversion of layers; " + advice
         return f"layers are converted while weights load, and {reason}; {advice}"
 
 
@@ -99,31 +98,44 @@ def place(rank: RankRecord) -> Place:
     """Where a rank's reserved memory rose to its peak, of all that comes before the KV cache."""
     phases = {phase.phase: phase for phase in rank.phases if phase.phase in LOAD_PHASES}
     layers = sorted(rank.layers, key=lambda layer: layer.started_at_seconds)
-    loading, process = phases.get("load_weights"), phases.get("process_weights")
-
-    def while_loading(layer: LayerRecord) -> bool:
-        """Online quantization and the dummy loader convert inside weight loading."""
-        return loading is not None and (
-            process is None or layer.started_at_seconds < process.started_at_seconds
-        )
-
-    earlier = _BEFORE_LAYERS[: 2 if layers and while_loading(layers[0]) else 3]
-    before = [phases[name] for name in earlier if name in phases]
+    before, after = _around(phases, layers)
     windows = [_edge(before, layers[0] if layers else None), *map(_window, layers)]
-    if "profile" in phases:
-        windows.append(_edge([phases["profile"]]))
+    if after:
+        windows.append(_edge(after))
     known = [window for window in windows if window is not None]
     if len(known) < len(windows):
         return Place(growth=Growth("unknown"))
-    growth = locate(known, complete="profile" in phases)
+    growth = locate(known, complete=bool(after))
     if growth.where == "before":
-        top = max(before, key=lambda phase: phase.reserved_peak_bytes or 0)
-        return Place(growth=growth, loading=top.phase == "load_weights")
-    if growth.where not in ("across", "inside"):
-        return Place(growth=growth)
-    return Place(
-        growth=growth, loading=while_loading(max(layers, key=lambda layer: layer.reserved_peak_bytes or 0))
+        top = max(before, key=_peak, default=None)
+        return Place(growth=growth, loading=top is not None and top.phase == "load_weights")
+    converted = growth.where in ("across", "inside")
+    return Place(growth=growth, loading=converted and _while_loading(max(layers, key=_peak), phases))
+
+
+def _peak(part: LayerRecord | PhaseRecord) -> int:
+    return part.reserved_peak_bytes or 0
+
+
+def _while_loading(layer: LayerRecord, phases: Mapping[Phase, PhaseRecord]) -> bool:
+    """Whether a layer was converted inside weight loading, as online quantization does."""
+    process = phases.get("process_weights")
+    return "load_weights" in phases and (
+        process is None or layer.started_at_seconds < process.started_at_seconds
     )
+
+
+def _around(
+    phases: Mapping[Phase, PhaseRecord], layers: Sequence[LayerRecord]
+) -> tuple[list[PhaseRecord], list[PhaseRecord]]:
+    """The phases before the layers and after them; one with layers in it where its peak is none of theirs."""
+    top = max((max(_peak(layer), layer.reserved_before_bytes or 0) for layer in layers), default=0)
+    first: tuple[Phase, ...] = ("init_device", "create_model", "load_weights")
+    last: tuple[Phase, ...] = ("process_weights", "profile")
+    before, after = ([phases[name] for name in names if name in phases] for names in (first, last))
+    if layers and _while_loading(layers[0], phases):
+        before = [phase for phase in before if phase.phase != "load_weights" or _peak(phase) > top]
+    return before, [phase for phase in after if phase.phase != "process_weights" or _peak(phase) > top]
 
 
 def _edge(phases: Sequence[PhaseRecord], first: LayerRecord | None = None) -> LayerFigures | None:

@@ -55,7 +55,7 @@ def _summary(verdict: Verdict) -> str:
 
 def _peaks(experiment: Experiment, evidence: Sequence[Evidence], verdict: Verdict) -> Section:
     """A row for each pair, as in the reference table."""
-    modes = {(item.startup.pair + 1, item.startup.arm): _mode(experiment, item) for item in evidence}
+    modes = {(item.startup.pair + 1, item.startup.arm): _mode(item) for item in evidence}
     several = len(experiment.arms) > 2
     rows = []
     for pair in verdict.pairs:
@@ -82,18 +82,13 @@ def _peaks(experiment: Experiment, evidence: Sequence[Evidence], verdict: Verdic
     )
 
 
-def _mode(experiment: Experiment, evidence: Evidence) -> tuple[str, str]:
+def _mode(evidence: Evidence) -> tuple[str, str]:
     """Format and mode of a startup."""
-    header = evidence.run.header if evidence.run is not None else None
     settings = evidence.settings or {}
-    eager = {
-        "True": "eager",
-        "False": "graph",
-    }.get(settings.get("model_config.enforce_eager", ""), ABSENT)
-    if header is None:
-        return ABSENT, eager
-    dtype = settings.get("model_config.dtype", "").removeprefix("torch.")
-    return header.quantization or dtype or "not quantized", eager
+    dtype = settings.get("model_config.dtype", ABSENT).removeprefix("torch.")
+    quantization = evidence.run.header.quantization if evidence.run is not None else None
+    modes = {"True": "eager", "False": "graph"}
+    return quantization or dtype, modes.get(settings.get("model_config.enforce_eager", ""), ABSENT)
 
 
 def _peak_cell(pair: Pair, field: str) -> str:

@@ -78,9 +78,9 @@ def startup(layers: list[LayerRecord], load: int = 100, process: int = 340, prof
     )
 
 
-def while_loading(layers: list[LayerRecord]) -> RankRecord:
+def while_loading(layers: list[LayerRecord], load: int = 340) -> RankRecord:
     """Layers are converted inside weight loading: online quantization."""
-    return rank([phase("load_weights", 10, 100, 340), phase("process_weights", 60, 100, 100)], layers)
+    return rank([phase("load_weights", 10, 100, load), phase("process_weights", 60, 100, 100)], layers)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,11 @@ def while_loading(layers: list[LayerRecord]) -> RankRecord:
         (startup(ACROSS), "across layers", "by 40 MiB a layer up to layer 5; a release per layer helps"),
         (startup(INSIDE), "inside a layer", "by 240 MiB, and not from layer to layer; a release between"),
         (startup(FLAT, process=102, profile=100), "at the live allocation", "there is nothing to fix"),
-        (startup(FLAT, load=400), "in weight loading", "while weights load, before any layer is converted"),
+        (
+            startup(FLAT, load=400),
+            "in weight loading",
+            "while weights load, outside the conversion of layers",
+        ),
         (startup([], load=400), "not known", "not known without layers and readings"),
         (startup(FLAT, profile=500), "after the layers", "it is not the conversion"),
         (
@@ -98,6 +102,9 @@ def while_loading(layers: list[LayerRecord]) -> RankRecord:
             "layers are converted while weights load, and the cache",
         ),
         (while_loading(INSIDE), "in weight loading", "layers are converted while weights load, and the peak"),
+        (while_loading(FLAT, load=400), "in weight loading", "outside the conversion of layers"),
+        (startup(FLAT, process=500), "after the layers", "it is not the conversion"),
+        (rank([], FLAT), "at the live allocation", "nothing to fix"),
         (rank([], []), "not known", "not known"),
     ],
 )
