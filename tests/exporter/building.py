@@ -99,3 +99,8 @@ class Startup:
         self.session.ready()
         self.sample()
         return self
+
+    def close(self) -> None:
+        """Nothing more happens: close the files, of which a test with many startups would have too many."""
+        self.journal.close()
+        self.samples.close()

@@ -81,7 +81,7 @@ def startup(
     device = known.pop("device", GPU)
     for rank in range(ranks):
         made = building.Startup(home, run, rank, arm.release, device, allocator=allocator(), **known)
-        made.load(layers, retries=False).ready()
+        made.load(layers, retries=False).ready().close()
     return Evidence(
         startup=Startup(
             pair=pair - 1,

@@ -316,6 +316,12 @@ def test_what_may_be_another_mode_counts_as_one(
     assert words in verdict_of(plan, found)[1]["outputs"].detail
 
 
+def test_flags_explain_no_other_gpu(tmp_path: Path) -> None:
+    plan = experiment(BASELINE, EAGER, pairs=1)
+    other = change(evidence(tmp_path, plan), "graphs", 1, with_rank(0, device=A100))
+    assert verdict_of(plan, other)[1]["settings"].passed is False
+
+
 def test_flag_of_the_memory_budget_is_no_other_mode(tmp_path: Path) -> None:
     plan = experiment(
         BASELINE, Arm(name="less", release="layer", arguments=("--gpu-memory-utilization=0.5",)), pairs=1

@@ -21,7 +21,7 @@ from loadpeak.record import EngineSettings, Failure, WeightHashes, WeightsHashed
 from loadpeak_exporter import reports
 from loadpeak_exporter.ab.records import Arm, Evidence, Experiment
 from loadpeak_exporter.ab.rules import RULES
-from loadpeak_exporter.ab.store import append_startup, experiment_folder, write_plan
+from loadpeak_exporter.ab.store import append_startup, experiment_folder, read_experiment, write_plan
 from loadpeak_exporter.reports.redaction import redact
 from loadpeak_exporter.store import RunStore
 from tests.exporter import building
@@ -114,6 +114,7 @@ def test_markdown_is_what_a_renderer_takes_for_tables(tmp_path: Path) -> None:
         assert len(set(rows)) == 1, table
     assert "<i>" not in page
     assert "a|b*&lt;i&gt;`" in page
+    assert "two lines | &lt;b&gt;" in page
 
 
 def test_junit_has_a_case_for_each_rule_of_each_arm(tmp_path: Path) -> None:
@@ -147,6 +148,13 @@ def test_json_of_an_experiment_is_its_verdict(home: Path) -> None:
     assert printed.keys() == {"pairs", "gate", "passed"}
     assert printed["passed"] is True
     assert [entry["rule"] for entry in printed["gate"]] == [rule.name for rule in RULES]
+
+
+def test_charts_have_the_curves_of_a_store_that_was_not_read_yet(home: Path) -> None:
+    plan, found = read_experiment(home, "awq")
+    report = reports.of_experiment(plan, found, RunStore(home))
+    assert [drawn.variant for drawn in report.drawn] == ["baseline", "release"]
+    assert all(drawn.timeline.device_used_bytes for drawn in report.drawn)
 
 
 def test_failed_startup_is_said_with_its_reason(tmp_path: Path) -> None:
