@@ -16,7 +16,7 @@ import pytest
 from loadpeak_exporter.ab.records import Evidence, Experiment
 from loadpeak_exporter.ab.store import read_experiment
 from tests.conftest import free_port
-from tests.exporter.test_run_command import LOADPEAK, environ, loadpeak
+from tests.exporter.test_run_command import LOADPEAK, Terminal, environ, loadpeak
 from tests.profiler.test_sampler import wait_for
 
 ENGINE = Path(__file__).parent / "engine.py"
@@ -174,10 +174,26 @@ def test_command_that_is_no_vllm_is_told_so(tmp_path: Path) -> None:
     assert "nothing was recorded: 'true' started no vLLM worker that has loadpeak installed" in done.stdout
 
 
+def test_terminal_shows_pair_arm_and_what_happens(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "ab", "--experiment", "e", "--pairs", "1", *server())
+    shown = terminal.read_until(b"experiment e").decode()
+    assert "e · pair 1 of 1 · baseline · " in shown
+    assert re.search(r"e · pair 1 of 1 · fix · \w* · about \d+ s left", shown)
+    assert "layer 2 of 2" in shown
+    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 0
+    terminal.close()
+
+
 # ── interrupted and continued ─────────────────────────────────────────────────────────────────────
 
 
-def interrupted(home: Path, command: list[str], *options: str, again: bool = False) -> str:
+def interrupted(
+    home: Path,
+    command: list[str],
+    *options: str,
+    number: signal.Signals = signal.SIGINT,
+    again: bool = False,
+) -> str:
     """Interrupt the second startup; what was said."""
     process = subprocess.Popen(
         [*LOADPEAK, "ab", "--experiment", "e", *options, *command],
@@ -186,7 +202,7 @@ def interrupted(home: Path, command: list[str], *options: str, again: bool = Fal
         text=True,
     )
     engine = pid_in(log_of(home, arm="fix"), "engine")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     if again:
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
@@ -196,8 +212,10 @@ def interrupted(home: Path, command: list[str], *options: str, again: bool = Fal
     return said
 
 
-def test_interrupted_experiment_is_continued_where_it_stopped(tmp_path: Path) -> None:
-    said = interrupted(tmp_path, server(), "--arm", "fix:flag=--hang", "--pairs", "1")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_experiment_is_continued_where_it_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    options = ("--arm", "fix:flag=--hang", "--pairs", "1")
+    said = interrupted(tmp_path, server(), *options, number=number)
     assert "stopped after 1 of 2 startups; `loadpeak ab --resume e` goes on" in said
     _, (first,) = read(tmp_path)
     resumed = loadpeak(tmp_path, "ab", "--resume", "e", "--ready-timeout", "1")
@@ -221,6 +239,11 @@ def test_finished_experiment_is_not_run_again(tmp_path: Path) -> None:
     done = ab(tmp_path, "--pairs", "1", *command)
     assert done.returncode == 0
     assert read(tmp_path) == before
+
+
+def test_command_that_never_ran_can_be_corrected(tmp_path: Path) -> None:
+    assert ab(tmp_path, "--", "true-", "serve").returncode == 2
+    assert ab(tmp_path, "--pairs", "1", *server()).returncode == 0
 
 
 def test_torn_line_of_a_killed_runner_is_written_over(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ from loadpeak_exporter.store import RunStore
 
 
 def prepare(home: Path, wanted: Experiment) -> Path:
-    """The folder of an experiment, new or begun before with the same plan.
+    """The folder of an experiment, new or begun before with the same plan; one without startups is new.
 
     Raises:
         CommandError: an experiment of this name has another plan, or the folder cannot be used.
     """
     folder = store.experiment_folder(home, wanted.experiment)
-    if not (folder / store.PLAN).exists():
+    if not (folder / store.PLAN).exists() or not store.read_startups(folder):
         store.write_plan(folder, wanted)
         return folder
     difference = same_plan(store.read_plan(folder), wanted)
