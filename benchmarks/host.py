@@ -108,7 +108,8 @@ def listing(home: Path) -> None:
 
 def page(home: Path) -> None:
     """From the line on disk to the text on the screen."""
-    from tests.exporter.test_page import Page, chromium
+    from tests.exporter.conftest import chromium
+    from tests.exporter.test_page import Page
 
     startup = Startup(home, "shown", pid=os.getpid())
     startup.session.start_phase("process_weights")

@@ -11,6 +11,7 @@ from loadpeak.record import (
     Conversion,
     Device,
     DeviceFound,
+    EngineSettings,
     Exit,
     Exporter,
     Failure,
@@ -27,6 +28,8 @@ from loadpeak.record import (
     Ready,
     Sample,
     SamplerWarning,
+    WeightHashes,
+    WeightsHashed,
 )
 from loadpeak_exporter.history import History
 from loadpeak_exporter.records import FailureRecord, LayerRecord, PhaseRecord, RankRecord
@@ -99,6 +102,8 @@ class RankFold:
         if isinstance(line, Sample):
             self._sample(line)
             return
+        if isinstance(line, EngineSettings | WeightHashes | WeightsHashed):
+            return  # taken when the startup is over: the silence of its sampler is none
         self._updated = max(self._updated, line.at_seconds)
         if isinstance(line, Conversion):
             self._conversion(line)

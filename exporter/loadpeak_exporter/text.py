@@ -24,6 +24,12 @@ def mib(size: float | None, digits: int = 0) -> str:
     return ABSENT if size is None else f"{size / MIB:,.{digits}f}"
 
 
+def mib_range(sizes: Sequence[int], digits: int = 0) -> str:
+    """From the lowest to the highest in MiB; one figure where they look the same."""
+    low, high = mib(min(sizes), digits), mib(max(sizes), digits)
+    return low if low == high else f"{low} to {high}"
+
+
 def outcome_text(outcome: str) -> str:
     """An outcome with its colour, as rich markup."""
     return f"[{_STYLES.get(outcome, 'yellow')}]{outcome}[/]"

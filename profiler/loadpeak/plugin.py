@@ -14,7 +14,7 @@ from loadpeak.guard import Guard
 
 if TYPE_CHECKING:
     from loadpeak.session import Session
-    from loadpeak.vllm_adapter import Worker
+    from loadpeak.vllm_worker import Worker
 
 logger = logging.getLogger("loadpeak")
 
@@ -26,8 +26,14 @@ def register() -> None:
 
 
 def _register(guard: Guard) -> None:
-    if not settings.load().disabled:
-        vllm_adapter.when_worker_starts(_begin, guard)
+    found = settings.load()
+    if found.disabled:
+        return
+    vllm_adapter.when_worker_starts(_begin, guard)
+    if found.outputs is not None:
+        from loadpeak import vllm_outputs
+
+        vllm_outputs.record_outputs(found.outputs, guard)
 
 
 def _begin(worker: Worker) -> Session | None:

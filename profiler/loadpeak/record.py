@@ -224,6 +224,37 @@ class Exporter(Line, frozen=True, tag="exporter/1"):
     port: int
 
 
+class EngineSettings(Line, frozen=True, tag="engine-settings/1"):
+    """The engine's effective settings when it was ready, by name.
+
+    What differs from process to process by nature (ids, ports, measured sizes) and secrets are left out.
+    """
+
+    settings: dict[str, str]
+
+
+class WeightHashes(Line, frozen=True, tag="weight-hashes/1"):
+    """Hashes of prepared tensors by their full names, all within one numbered module or outside of any.
+
+    ``module`` is that module's name, or empty.
+    """
+
+    module: str
+    hashes: dict[str, str]
+
+
+class WeightsHashed(Line, frozen=True, tag="weights-hashed/1"):
+    """Every tensor of the rank's models was seen: so many hashes stand in the lines before.
+
+    ``not_hashed`` names those that could not be hashed, and why.
+    """
+
+    tensors: int
+    size_bytes: int
+    duration_seconds: float
+    not_hashed: dict[str, str] = {}
+
+
 class Exit(Line, frozen=True, tag="exit/1"):
     """The interpreter of the rank is closing in good order."""
 
@@ -295,6 +326,9 @@ AnyLine = (
     | Ready
     | HookError
     | Exporter
+    | EngineSettings
+    | WeightHashes
+    | WeightsHashed
     | Exit
     | SamplerStart
     | DeviceFound

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from loadpeak import __version__, memory_history, parts, run_folder, torch_allocator
+from loadpeak import __version__, memory_history, parts, run_folder, torch_allocator, weight_hashes
 from loadpeak.journal import Journal
 from loadpeak.record import FORMAT, Exit, Header, HookError, Line, RankStart
 from loadpeak.sampler.process import SamplerProcess
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loadpeak.guard import Guard
     from loadpeak.record import Phase
     from loadpeak.settings import Settings
-    from loadpeak.vllm_adapter import Worker
+    from loadpeak.vllm_worker import Worker
 
 T = TypeVar("T")
 
@@ -68,6 +68,7 @@ class Recording:
         self.session.at_end.append(self._stop_sampler)
         self.session.after_init_device.append(self._name_device)
         guard.call("memory_history", memory_history.attach, self, allocator)
+        guard.call("weight_hashes", weight_hashes.attach, self)
         for extension in parts.find(parts.EXTENSIONS):
             guard.call(f"extension {extension.name}", self._attach, extension)
         multiprocessing.util.Finalize(None, self._exit, exitpriority=10)
@@ -144,6 +145,10 @@ class Recording:
     def _stop_sampler(self) -> None:
         if self._sampler is not None:
             self._sampler.stop()
+
+    def sampler_ended(self, seconds: float) -> bool:
+        """Wait at most so long for the stopped sampler; true where none reads the device any more."""
+        return self._sampler is None or self._sampler.ended(seconds)
 
     def _exit(self) -> None:
         if self.session.outcome == "loading":

@@ -44,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     layers: str
     memory_history: int | None
+    evidence: bool
+    outputs: Path | None
     problems: tuple[SettingError, ...] = ()
     """Values that could not be used; their defaults stand in."""
 
@@ -97,6 +99,10 @@ def _entries_or_off(text: str) -> int | None:
     if not 1000 <= entries <= 10_000_000:
         raise ValueError
     return entries
+
+
+def _optional_path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _one_of(*choices: str) -> Parse:
@@ -239,6 +245,22 @@ TABLE: tuple[Setting, ...] = (
         "off, or a number of events from 1000 to 10000000",
         "Records the allocator's history while loading, the newest so many events, for `loadpeak whatif`.",
         _entries_or_off,
+    ),
+    Setting(
+        "LOADPEAK_EVIDENCE",
+        "evidence",
+        "off",
+        "on or off",
+        "Records settings and a hash of every prepared weight once the engine is ready; for `loadpeak ab`.",
+        lambda text: {"on": True, "off": False}[text.lower()],
+    ),
+    Setting(
+        "LOADPEAK_OUTPUTS",
+        "outputs",
+        "",
+        "a file",
+        "Appends what `vllm.LLM` generates in a script to this file, as JSON Lines; for `loadpeak ab`.",
+        _optional_path,
     ),
 )
 

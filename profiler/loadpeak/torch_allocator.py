@@ -1,4 +1,4 @@
-"""Read PyTorch's CUDA caching allocator. With ``torch_history`` the only module that names torch.
+"""Read PyTorch's CUDA caching allocator. Only the modules ``torch_*`` name torch.
 
 Statistics are kept on the host, so reading them neither waits for the device nor allocates on it.
 """

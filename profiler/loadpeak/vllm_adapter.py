@@ -1,4 +1,4 @@
-"""All that loadpeak knows of vLLM: names to hook and facts to read (0.26 to 0.32, and forks of them).
+"""Hooks on vLLM (0.26 to 0.32, and forks of it); facts are read in ``vllm_worker``.
 
 Nothing of vLLM is imported before vLLM has imported it itself. Hooks sit on the worker object, on
 quantization method objects and on a few module globals; all are taken off when the startup is over,
@@ -10,16 +10,14 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
-import re
 import sys
-import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from loadpeak.layers import LayerNumbers
 from loadpeak.torch_allocator import wrap_resets
+from loadpeak.vllm_worker import Worker
 
 if TYPE_CHECKING:
     from loadpeak.guard import Guard
@@ -28,77 +26,6 @@ if TYPE_CHECKING:
 
 WORKER_MODULE = "vllm.v1.worker.worker_base"
 _LOADER = "vllm.model_executor.model_loader"
-_SPLIT_SCOPE = "_scoped_allocator_max_split"
-
-
-class Worker:
-    """What loadpeak needs of one vLLM worker and its configuration.
-
-    It holds neither: an engine that its owner drops must be freed, with the memory of its model.
-    """
-
-    def __init__(self, worker: Any, config: Any) -> None:
-        self._worker = weakref.ref(worker)
-
-        def get(path: str) -> Any:
-            value = config
-            for name in path.split("."):
-                value = getattr(value, name, None)
-            return value
-
-        world_size = get("parallel_config.world_size") or 1
-        self.rank = int((get("parallel_config.data_parallel_rank") or 0) * world_size + worker.rank)
-        """Number among all workers of the start, data-parallel ones included."""
-        self.local_rank = int(worker.local_rank)
-        """Device index on the host, before vLLM adds data-parallel offsets."""
-        first = self.local_rank == 0 or world_size == 1
-        self.first_on_host = first and not get("parallel_config.data_parallel_rank_local")
-        """Whether this worker speaks for the others on its host."""
-        pooled = get("model_config.enable_cumem_allocator")
-        pooled = get("model_config.enable_sleep_mode") if pooled is None else pooled
-        self.memory_pool = "cumem" if pooled else None
-        """The private pool that weights are loaded into (sleep mode): a cache release has no effect there."""
-        self.facts = _facts(get, world_size)
-        """Fields of the run's header that vLLM knows; what it does not tell is missing."""
-
-    def keep_split_limit(self, loading: Callable[[], bool]) -> bool:
-        """Leave out vLLM's scoped ``max_split_size_mb`` while ``loading`` says so.
-
-        Returns:
-            False where this vLLM has no such scope.
-        """
-        worker = self._worker()
-        scope = getattr(worker, _SPLIT_SCOPE, None)
-        if scope is None:
-            return False
-
-        @functools.wraps(scope)
-        def unless_loading(*args: Any, **kwargs: Any) -> Any:
-            return nullcontext() if loading() else scope(*args, **kwargs)
-
-        setattr(worker, _SPLIT_SCOPE, unless_loading)
-        return True
-
-    def restore_split_limit(self) -> None:
-        """Undo :meth:`keep_split_limit`."""
-        worker = self._worker()
-        if worker is not None:
-            vars(worker).pop(_SPLIT_SCOPE, None)
-
-
-def _facts(get: Callable[[str], Any], world_size: int) -> dict[str, Any]:
-    load_format = get("load_config.load_format")
-    return {
-        "engine": "vllm",
-        "engine_version": getattr(sys.modules.get("vllm"), "__version__", None),
-        # Data-parallel engines of one start get an id each, told apart by this suffix.
-        "engine_instance": re.sub(r"_dp\d+$", "", get("instance_id") or "") or None,
-        "model": get("model_config.model"),
-        "quantization": get("model_config.quantization"),
-        "load_format": None if load_format is None else str(load_format),
-        "tp_size": get("parallel_config.tensor_parallel_size"),
-        "world_size": world_size * (get("parallel_config.data_parallel_size") or 1),
-    }
 
 
 # ── where a worker starts ─────────────────────────────────────────────────────────────────────────
@@ -130,10 +57,10 @@ def when_worker_starts(begin: Callable[[Worker], Session | None], guard: Guard) 
         init_device.__loadpeak__ = True  # type: ignore[attr-defined]
         wrapper_class.init_device = init_device
 
-    _when_imported(WORKER_MODULE, lambda module: guard.call("patch", patch, module))
+    when_imported(WORKER_MODULE, lambda module: guard.call("patch", patch, module))
 
 
-def _when_imported(name: str, action: Callable[[ModuleType], Any]) -> None:
+def when_imported(name: str, action: Callable[[ModuleType], Any]) -> None:
     """Run ``action`` on a module: now if it is there, else right after its import."""
     if name in sys.modules:
         action(sys.modules[name])

@@ -85,8 +85,8 @@ class Startup:
         name = "lm_head" if layer is None else f"model.layers.{layer}.{'experts' if moe else 'qkv'}"
         self.session.end_conversion(watch, name=name, method="m.M", moe=moe, layer=layer, layer_done=done)
 
-    def load(self, layers: int = 2) -> Startup:
-        """Weights of 100 MiB, then so many converted layers."""
+    def load(self, layers: int = 2, retries: bool = True) -> Startup:
+        """Weights of 100 MiB, then so many converted layers, with more allocator retries in each."""
         with phase_of(self.session, "load_weights"):
             self.allocator.allocate(100 * MiB)
             self.sample()
@@ -94,7 +94,7 @@ class Startup:
         with phase_of(self.session, "process_weights"):
             self.session.model(range(layers), range(layers), layers)
             for layer in range(layers):
-                self.allocator.retries += layer
+                self.allocator.retries += layer if retries else 0
                 self.convert(layer)
         return self
 
@@ -103,6 +103,11 @@ class Startup:
         self.session.ready()
         self.sample()
         return self
+
+    def close(self) -> None:
+        """Nothing more happens: close the files, of which a test with many startups would have too many."""
+        self.journal.close()
+        self.samples.close()
 
 
 def copies(folder: Path, count: int, old: bool = False) -> None:

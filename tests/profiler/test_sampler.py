@@ -353,5 +353,7 @@ sampler.stop()
 def test_sampler_that_is_told_to_stop_is_gone(tmp_path: Path) -> None:
     sampler = SamplerProcess(tmp_path / "device-0.jsonl", 0, 0.01)
     sampler.device(None)
+    assert not sampler.ended(0)
     sampler.stop()
-    wait_for(lambda: not Path(f"/proc/{sampler.pid}").exists())
+    assert sampler.ended(10)
+    assert not Path(f"/proc/{sampler.pid}").exists()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loadpeak import vllm_adapter
+from loadpeak import vllm_adapter, vllm_worker
 from loadpeak.guard import Guard
 from loadpeak.record import Conversion, Failure, Line, Model, PhaseEnd, PhaseStart, Ready
 from loadpeak.session import Session
@@ -28,9 +28,9 @@ class Watch:
         self.allocator = FakeAllocator()
         self.lines = Lines()
         self.sessions: list[Session] = []
-        self.workers: list[vllm_adapter.Worker] = []
+        self.workers: list[vllm_worker.Worker] = []
 
-    def begin(self, worker: vllm_adapter.Worker) -> Session:
+    def begin(self, worker: vllm_worker.Worker) -> Session:
         session = Session(self.allocator, self.lines.append, guard=self.guard)
         self.sessions.append(session)
         self.workers.append(worker)
@@ -242,7 +242,7 @@ def test_session_that_cannot_begin_leaves_the_engine_alone(
 ) -> None:
     engine = install(Engine([moe_model()]))
 
-    def begin(worker: vllm_adapter.Worker) -> Session:
+    def begin(worker: vllm_worker.Worker) -> Session:
         raise RuntimeError("broken")
 
     watch.begin = begin  # type: ignore[method-assign]
@@ -328,13 +328,13 @@ def test_rank_is_unique_over_data_parallel_engines(
     engine.config.parallel_config.data_parallel_rank = dp_rank
     worker = Worker(engine)
     worker.rank = rank
-    assert vllm_adapter.Worker(worker, engine.config).rank == expected
+    assert vllm_worker.Worker(worker, engine.config).rank == expected
 
 
 def test_kept_split_limit_leaves_out_the_scope_and_can_be_undone() -> None:
     engine = Engine([])
     worker = Worker(engine)
-    adapter = vllm_adapter.Worker(worker, engine.config)
+    adapter = vllm_worker.Worker(worker, engine.config)
     loading = True
     assert adapter.keep_split_limit(lambda: loading)
     with worker._scoped_allocator_max_split(max_split_size_mb=20):
@@ -350,11 +350,11 @@ def test_kept_split_limit_leaves_out_the_scope_and_can_be_undone() -> None:
 def test_pool_of_sleep_mode_is_known_under_its_old_and_new_name() -> None:
     engine = Engine([])
     worker = Worker(engine)
-    assert vllm_adapter.Worker(worker, engine.config).memory_pool is None
+    assert vllm_worker.Worker(worker, engine.config).memory_pool is None
     engine.config.model_config.enable_sleep_mode = True
-    assert vllm_adapter.Worker(worker, engine.config).memory_pool == "cumem"
+    assert vllm_worker.Worker(worker, engine.config).memory_pool == "cumem"
     engine.config.model_config.enable_cumem_allocator = False
-    assert vllm_adapter.Worker(worker, engine.config).memory_pool is None
+    assert vllm_worker.Worker(worker, engine.config).memory_pool is None
 
 
 def test_engine_that_its_owner_drops_is_freed(install: Callable[[Engine], Engine], watch: Watch) -> None:

@@ -75,9 +75,12 @@ class Startup(_Struct, frozen=True):
     run: str | None = None
     """Missing where nothing was recorded."""
     ready_after_seconds: float | None = None
-    """From the start of the command until it answered."""
+    """From the start of the command until its last rank was ready; the hashing that follows is not in it."""
+    ended_at_wall_seconds: float | None = None
     exit_code: int | None = None
     error: str | None = None
+    note: str | None = None
+    """What else should be known, for example that a GPU was not empty when it began."""
     outputs: tuple[Output, ...] | None = None
 
 
@@ -87,6 +90,8 @@ class Evidence(_Struct, frozen=True):
     startup: Startup
     run: RunRecord | None = None
     weights: dict[int, dict[str, str]] | None = None
-    """For each rank the hash of each prepared tensor by its name; missing where none were taken."""
+    """For each rank the hash of each prepared tensor by its name; one without a whole set is missing."""
+    not_hashed: dict[int, dict[str, str]] | None = None
+    """For each rank with hashes the tensors that could not be hashed, and why."""
     settings: dict[str, str] | None = None
     """The engine's effective settings by name."""

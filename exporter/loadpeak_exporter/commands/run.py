@@ -14,7 +14,7 @@ from rich.text import Text
 from loadpeak import run_folder, settings
 from loadpeak.journal import Journal
 from loadpeak.record import CommandEnd
-from loadpeak_exporter import live
+from loadpeak_exporter import launch, live
 from loadpeak_exporter.child import Child
 from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.store import RunStore
@@ -39,7 +39,13 @@ def run(
     Only the environment of the command is changed. The live view ends when the engine is ready or has
     failed; the command goes on.
     """
-    environ = _environment(variant, experiment, release, split_limit_)
+    environ = launch.environment(
+        os.environ,
+        LOADPEAK_CACHE_RELEASE=release,
+        LOADPEAK_SPLIT_LIMIT=split_limit_,
+        LOADPEAK_EXPERIMENT=experiment,
+        LOADPEAK_VARIANT=variant or _variant(release, split_limit_),
+    )
     home = settings.load().home
     folder = home / run_folder.RUNS / environ["LOADPEAK_RUN_ID"]
     reader = RunStore(home).reader(folder.name)
@@ -60,31 +66,9 @@ def run(
         code = child.wait()
     _note_end(folder, code)
     if record is None:
-        console.print(_nothing_recorded(command, environ), style="yellow", markup=False, soft_wrap=True)
+        reason = launch.nothing_recorded(command[0], environ)
+        console.print(f"loadpeak: {reason}", style="yellow", markup=False, soft_wrap=True)
     raise typer.Exit(code)
-
-
-def _environment(variant: str, experiment: str, release: str, split: str) -> dict[str, str]:
-    """Our environment with the settings of this run; the run id is new.
-
-    Raises:
-        SettingError: an option has a value that cannot be used.
-    """
-    chosen = {
-        name: value
-        for name, value in (
-            ("LOADPEAK_CACHE_RELEASE", release),
-            ("LOADPEAK_SPLIT_LIMIT", split),
-            ("LOADPEAK_EXPERIMENT", experiment),
-            ("LOADPEAK_VARIANT", variant or _variant(release, split)),
-        )
-        if value
-    }
-    run_id = run_folder.new_run_id(time.time(), f"{os.getpid():x}")
-    problems = settings.load({**os.environ, **chosen}).problems
-    if problems:
-        raise problems[0]
-    return {**os.environ, **chosen, "LOADPEAK_RUN_ID": run_id}
 
 
 def _variant(release: str, split: str) -> str:
@@ -110,12 +94,3 @@ def _note_end(folder: Path, code: int) -> None:
                 CommandEnd(at_seconds=time.monotonic(), at_wall_seconds=time.time(), exit_code=code)
             )
             journal.close()
-
-
-def _nothing_recorded(command: list[str], environ: dict[str, str]) -> str:
-    if settings.load(environ).disabled:
-        return "loadpeak: nothing was recorded: LOADPEAK_DISABLE is set; unset it to record"
-    return (
-        f"loadpeak: nothing was recorded: {command[0]!r} started no vLLM worker that has loadpeak installed; "
-        "install loadpeak into the Python environment that this command runs in"
-    )

@@ -2,6 +2,7 @@
 
 const GIB = 2 ** 30;
 const COLOURS = { device: "#d9822b", reserved: "#2f7ed8", allocated: "#2e9e6b", first: "#c0392b", second: "#1f8a5b" };
+const ARMS = [COLOURS.first, COLOURS.second, "#2f7ed8", "#d9822b", "#8e5bd0", "#5b6675"];
 const PHASES = ["#8a94a6", "#b08cd9"];
 
 function layout(xTitle, extra = {}) {
@@ -116,19 +117,28 @@ export function runCharts(timeline, rank) {
 }
 
 export function compareCharts(runs, timelines) {
-  const names = runs.map((run, index) => run.header.variant + (runs[0].header.variant === runs[1].header.variant ? ` ${index + 1}` : ""));
-  const colours = [COLOURS.first, COLOURS.second];
+  const variants = runs.map((run) => run.header.variant);
+  const names = variants.map((variant, index) =>
+    variants.filter((other) => other === variant).length > 1 ? `${variant} ${index + 1}` : variant,
+  );
+  const colour = (index) => ARMS[index % ARMS.length];
   draw(
     "time",
-    timelines.map((timeline, index) => curve(names[index], timeline.device_used_bytes, colours[index], steps)),
+    timelines.map((timeline, index) => curve(names[index], timeline.device_used_bytes, colour(index), steps)),
     layout("seconds since the start of the rank"),
   );
   draw(
     "layers",
     runs.flatMap((run, index) => [
-      curve(`${names[index]}, peak inside`, layerPoints(run.ranks[0], "reserved_peak_bytes"), colours[index], { line: { dash: "dot" } }),
-      curve(`${names[index]}, after`, layerPoints(run.ranks[0], "reserved_bytes"), colours[index]),
+      curve(`${names[index]}, peak inside`, layerPoints(run.ranks[0], "reserved_peak_bytes"), colour(index), { line: { dash: "dot" } }),
+      curve(`${names[index]}, after`, layerPoints(run.ranks[0], "reserved_bytes"), colour(index)),
     ]),
     layout("layer"),
   );
+}
+
+// What `loadpeak report` draws: one startup by itself, several over each other.
+export function drawReport(drawn) {
+  if (drawn.length === 1) runCharts(drawn[0].timeline, { ...drawn[0], device: { total_bytes: drawn[0].device_total_bytes } });
+  else compareCharts(drawn.map((one) => ({ header: one, ranks: [one] })), drawn.map((one) => one.timeline));
 }

@@ -66,6 +66,16 @@ class Nvml:
             raise LookupError(f"NVML knows {uuid} but does not tell its memory")
         return device, read
 
+    def processes(self, uuid: str) -> list[tuple[int, int | None]]:
+        """Process ids on a GPU with their bytes, which are missing where the driver does not tell them."""
+        library = self._library
+        try:
+            handle = library.nvmlDeviceGetHandleByUUID(uuid)
+            found = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        except library.NVMLError:
+            return []
+        return [(int(process.pid), process.usedGpuMemory) for process in found]
+
     def _is_split(self, handle: Any) -> bool:
         try:
             current: int = self._library.nvmlDeviceGetMigMode(handle)[0]

@@ -30,6 +30,7 @@ class SamplerProcess:
         assert self._process.stdin is not None
         self._orders = self._process.stdin.fileno()
         os.set_blocking(self._orders, False)
+        self._ended = threading.Event()
 
     @property
     def pid(self) -> int:
@@ -58,8 +59,13 @@ class SamplerProcess:
             self._tell("stop ")
         threading.Thread(target=self._reap, name="loadpeak-reap", daemon=True).start()
 
+    def ended(self, seconds: float) -> bool:
+        """Wait at most so long for the end of a sampler that was stopped; whether it has ended."""
+        return self._ended.wait(seconds)
+
     def _reap(self) -> None:
         self._process.wait()
+        self._ended.set()
         if self._process.stdin is not None:
             self._process.stdin.close()
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median_low
 from typing import Literal, NamedTuple
 
-from loadpeak.allocator.replay import Outcome
+from loadpeak.allocator.replay import LayerFigures, Outcome
 from loadpeak.allocator.sizes import MIB
 from loadpeak.whatif.questions import Answer, Question
 
@@ -36,16 +36,27 @@ class Growth(NamedTuple):
 
 def growth(outcome: Outcome) -> Growth:
     """Where the peak of a replay comes from."""
-    peak = outcome.peak_reserved_bytes
-    if peak <= outcome.peak_allocated_bytes * (1 + _CLOSE):
+    return locate(outcome.layers, outcome.complete)
+
+
+def locate(windows: Sequence[LayerFigures], complete: bool = True) -> Growth:
+    """Where the highest reserved memory comes from.
+
+    Args:
+        windows: what comes before the layers, the layers in the order of time, what comes after them.
+        complete: whether the last window is what comes after the layers, not a layer that failed.
+    """
+    if not windows:
+        return Growth("unknown")
+    peak = max(window.reserved_peak_bytes for window in windows)
+    if peak <= max(window.allocated_peak_bytes for window in windows) * (1 + _CLOSE):
         return Growth("nowhere")
-    windows = outcome.layers
     if len(windows) < 3:
         return Growth("unknown")
     place = next(place for place, window in enumerate(windows) if window.reserved_peak_bytes == peak)
     if place == 0:
         return Growth("before")
-    if windows[place].layer is None and outcome.complete:
+    if windows[place].layer is None and complete:
         return Growth("after")
     # The first window is what comes before the layers, so the second is the first layer.
     retained = [window.reserved_bytes - window.allocated_bytes for window in windows[:place]]
@@ -103,23 +114,25 @@ def recommendation(answers: Sequence[Answer], before: Answer) -> str:
     chosen = best(answers, before.question)
     what = " and ".join(_changes(chosen.question, before.question))
     old, new = before.outcome.peak_reserved_bytes, chosen.outcome.peak_reserved_bytes
-    cause = _cause(growth(before.outcome))
+    reason = cause(growth(before.outcome))
     if chosen.fits is False:
         capacity, live = chosen.question.capacity_bytes or 0, chosen.outcome.peak_allocated_bytes
         return (
             f"Nothing that was asked fits into {_mib(capacity)}, "
-            f"with {_mib(live)} in use when a request fails; as it was, {cause}."
+            f"with {_mib(live)} in use when a request fails; as it was, {reason}."
         )
     if what and before.fits is False:
         spare = "" if chosen.margin_bytes is None else f" with {_mib(chosen.margin_bytes)} to spare"
-        return f"Set {what}: it fits then{spare}, at a peak of {_mib(new)}; as it was, {cause}."
+        return f"Set {what}: it fits then{spare}, at a peak of {_mib(new)}; as it was, {reason}."
     if what and new < old * (1 - _ALIKE):
         share = f"{(old - new) / old:.0%}"
-        return f"Set {what}: the peak falls from {_mib(old)} to {_mib(new)}, by {share}; as it was, {cause}."
-    return f"Leave the settings as they were: nothing that was asked lowers the peak of {_mib(old)}; {cause}."
+        return f"Set {what}: the peak falls from {_mib(old)} to {_mib(new)}, by {share}; as it was, {reason}."
+    return (
+        f"Leave the settings as they were: nothing that was asked lowers the peak of {_mib(old)}; {reason}."
+    )
 
 
-def _cause(found: Growth) -> str:
+def cause(found: Growth) -> str:
     """Where the peak comes from, in words that go into the middle of a sentence."""
     size, layer = _mib(found.layer_bytes), found.layer
     return {

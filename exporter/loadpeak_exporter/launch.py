@@ -1,0 +1,36 @@
+"""The environment that a recorded command gets."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from loadpeak import run_folder, settings
+
+
+def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
+    """An environment with these settings and a run id of its own; empty values change nothing.
+
+    Args:
+        base: what the command would get without us.
+        chosen: variables of :data:`loadpeak.settings.TABLE`.
+
+    Raises:
+        SettingError: a value cannot be used.
+    """
+    wanted = {**base, **{name: value for name, value in chosen.items() if value}}
+    problems = settings.load(wanted).problems
+    if problems:
+        raise problems[0]
+    return {**wanted, "LOADPEAK_RUN_ID": run_folder.new_run_id(time.time(), f"{os.getpid():x}")}
+
+
+def nothing_recorded(program: str, environ: Mapping[str, str]) -> str:
+    """Why a command left no record, and what to do."""
+    if settings.load(environ).disabled:
+        return "nothing was recorded: LOADPEAK_DISABLE is set; unset it to record"
+    return (
+        f"nothing was recorded: {program!r} started no vLLM worker that has loadpeak installed; "
+        "install loadpeak into the Python environment that this command runs in"
+    )
