@@ -10,8 +10,12 @@ import itertools
 from typing import Any
 
 
-def install() -> None:
-    """Fill every weight of the next models that this process loads with ``load_format="dummy"``."""
+def install(flip: bool = False) -> None:
+    """Fill every weight of the next models that this process loads with ``load_format="dummy"``.
+
+    Args:
+        flip: change one bit of the last weight, for a comparison that has to find it.
+    """
     import torch
     from vllm.model_executor.model_loader import dummy_loader, weight_utils
 
@@ -39,6 +43,8 @@ def install() -> None:
                 # Exponents of MXFP4 groups, around 2**-8.
                 generator = torch.Generator(device=tensor.device).manual_seed(next(seeds))
                 tensor.detach().random_(117, 122, generator=generator)
+        if flip:
+            tensor.detach().view(torch.uint8).view(-1)[-1] ^= 1
         return result
 
     weight_utils.initialize_single_dummy_weight = fill

@@ -73,12 +73,12 @@ def worker_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
-def tokens(llm: Any, count: int = 8, prompts: int = 1) -> list[int]:
+def tokens(llm: Any, count: int = 8, prompts: int = 1, first: int = 100) -> list[int]:
     """Greedy tokens for fixed prompts, one after the other."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-    asked = [{"prompt_token_ids": list(range(start, start + 32))} for start in range(100, 100 + prompts)]
+    asked = [{"prompt_token_ids": list(range(start, start + 32))} for start in range(first, first + prompts)]
     done = llm.generate(asked, sampling, use_tqdm=False)
     return [token for request in done for token in request.outputs[0].token_ids]
 
@@ -102,8 +102,12 @@ def main() -> None:
     parser.add_argument("--cap-gib", type=float)
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts are answered")
     parser.add_argument("--random", action="store_true", help="random weights, the same in every process")
+    parser.add_argument(
+        "--tamper", choices=("weight", "token"), help="what is not as in the baseline, in every other variant"
+    )
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON for LLM(); repeat it")
     arguments = parser.parse_args()
+    tampered = arguments.tamper if os.environ.get("LOADPEAK_VARIANT", "baseline") != "baseline" else None
     options = {
         name: json.loads(value) for name, _, value in (text.partition("=") for text in arguments.option)
     }
@@ -113,7 +117,7 @@ def main() -> None:
 
         cap(arguments.cap_gib)
         if arguments.random:
-            random_weights.install()
+            random_weights.install(flip=tampered == "weight")
         begun = time.monotonic()
         llm = start(folder, **options)
         seconds = time.monotonic() - begun
@@ -122,7 +126,7 @@ def main() -> None:
             "start_seconds": round(seconds, 3),
             "ready_allocated_bytes": stats["allocated_bytes.all.current"],
             "retries": stats["num_alloc_retries"],
-            "tokens": tokens(llm, prompts=arguments.prompts),
+            "tokens": tokens(llm, prompts=arguments.prompts, first=101 if tampered == "token" else 100),
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
