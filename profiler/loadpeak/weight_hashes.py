@@ -33,7 +33,8 @@ def attach(recording: Recording) -> None:
             recording.guard.call("engine_settings", write_settings, recording)
             recording.guard.call("weight_hashes", write_hashes, recording)
 
-    recording.session.at_end.append(take)
+    # Last of all that happens at the end: an allocator history must not hold what hashing allocates.
+    recording.session.after_init_device.append(lambda: recording.session.at_end.append(take))
 
 
 def write_settings(recording: Recording) -> None:

@@ -39,7 +39,11 @@ class Startup:
     """A worker with two models."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, wanted: str = "on", folder: Path | None = Path("run")
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        wanted: str = "on",
+        folder: Path | None = Path("run"),
+        history: bool = False,
     ) -> None:
         monkeypatch.setattr(torch_hashes, "Hasher", FakeHasher)
         monkeypatch.setattr(torch_hashes, "named_tensors", lambda model: model.items())
@@ -65,10 +69,18 @@ class Startup:
             ),
             sampler_ended=self.sampler_ended,
         )
+        self.written_history_at: int | None = None
+        if history:
+            self.session.after_init_device.append(lambda: self.session.at_end.append(self.write_history))
         weight_hashes.attach(cast(Any, recording))
+        self.session.end_phase()
+        self.lines.clear()
 
     def write(self, line: Line) -> None:
         self.lines.append(line)
+
+    def write_history(self) -> None:
+        self.written_history_at = len(self.lines)
 
     def sampler_ended(self, seconds: float) -> bool:
         self.waited.append(len(self.lines.of(WeightHashes)))
@@ -87,6 +99,13 @@ def test_hashes_and_settings_are_written_after_ready(monkeypatch: pytest.MonkeyP
         "draft.layers.0": {"draft.layers.0.w": "hash of c"},
     }
     assert startup.waited == [0], "the sampler was waited for before the first tensor"
+
+
+def test_hashing_comes_after_all_else_that_ends_the_startup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory history that is written at the end must not hold what hashing allocates."""
+    startup = Startup(monkeypatch, history=True)
+    startup.session.ready()
+    assert startup.written_history_at == 1, "after the ready line and before any other"
 
 
 def test_tensor_that_cannot_be_hashed_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
