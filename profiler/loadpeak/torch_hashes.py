@@ -13,7 +13,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 CHUNK_BYTES = 8 << 20
 """Hashing needs about nine times as much: weights of both lanes, products, a copy, what makes them."""
@@ -29,13 +29,21 @@ class NotHashable(ValueError):
     """A tensor has no content that could be read; the text says why."""
 
 
+class _Buffers(NamedTuple):
+    """What is needed on a device, for one chunk: weights of each lane, their products, a copy."""
+
+    weights: list[Any]
+    products: Any
+    copy: Any
+
+
 class Hasher:
     """Hashes tensors; keeps its weights and buffers, by device, until it is dropped."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Read so many bytes at a time, a multiple of 4."""
         self._chunk_bytes = chunk_bytes
-        self._buffers: dict[Any, tuple[list[Any], Any]] = {}
+        self._buffers: dict[Any, _Buffers] = {}
         self._known: dict[Any, str] = {}
 
     def hash(self, tensor: Any) -> str:
@@ -70,27 +78,34 @@ class Hasher:
         if size == 0:
             return
         if size <= self._chunk_bytes:
-            yield plain.contiguous().reshape(-1)
+            yield (plain if plain.is_contiguous() else self._copied(plain)).view(-1)
             return
         rows = max(1, self._chunk_bytes // (size // plain.shape[0]))
         for part in plain.split(rows):
             yield from self._pieces(part if part.shape[0] > 1 else part[0])
 
+    def _copied(self, plain: Any) -> Any:
+        """A piece in row-major order, in one buffer for all: many copies would leave holes between them."""
+        buffer = self._buffers_on(plain.device).copy[: plain.numel() * plain.element_size()]
+        return buffer.view(plain.dtype).view(plain.shape).copy_(plain)
+
     def _sum(self, piece: Any, lane: int) -> Any:
-        import torch
-
         words = _as_words(piece)
-        weights, products = self._buffers_on(piece.device)
-        product = torch.mul(words, weights[lane][: words.numel()], out=products[: words.numel()])
-        return product.sum()
+        buffers = self._buffers_on(piece.device)
+        # In two steps: a product of two types takes a copy of one, on the CPU.
+        products = buffers.products[: words.numel()].copy_(words)
+        return products.mul_(buffers.weights[lane][: words.numel()]).sum()
 
-    def _buffers_on(self, device: Any) -> tuple[list[Any], Any]:
+    def _buffers_on(self, device: Any) -> _Buffers:
         import torch
 
         if device not in self._buffers:
             count = self._chunk_bytes // _WORD_BYTES
-            products = torch.empty(count, dtype=torch.int64, device=device)
-            self._buffers[device] = ([_weights(count, lane, device) for lane in range(LANES)], products)
+            self._buffers[device] = _Buffers(
+                [_weights(count, lane, device) for lane in range(LANES)],
+                torch.empty(count, dtype=torch.int64, device=device),
+                torch.empty(self._chunk_bytes, dtype=torch.uint8, device=device),
+            )
         return self._buffers[device]
 
 

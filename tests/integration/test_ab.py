@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,18 @@ from tests.integration.conftest import HERE, environment
 
 pytestmark = pytest.mark.vllm
 
+VERDICTS = {
+    **dict.fromkeys(("ready", "weights", "outputs", "logprobs"), "passed"),
+    **dict.fromkeys(("ready-allocation", "device-peak", "retries"), "not judged"),
+    "settings": "failed",
+}
+
 
 def ab(python: Path, home: Path, *arguments: Any) -> tuple[Experiment, Evidence, Evidence]:
-    """One pair; nothing of it may have failed, nor may anything be left."""
+    """One pair; nothing of it may have failed, nor may anything be left.
+
+    On a CPU the gate cannot pass: there is no device and no allocator, and a release is not in force.
+    """
     command = [python.parent / "loadpeak", "ab", "--pairs", "1", "--experiment", "e", *arguments]
     done = subprocess.run(
         [str(part) for part in command],
@@ -28,7 +38,9 @@ def ab(python: Path, home: Path, *arguments: Any) -> tuple[Experiment, Evidence,
         check=False,
     )
     logs = "".join(path.read_text()[-2000:] for path in (home / "experiments/e").glob("*.log"))
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:] + logs
+    assert done.returncode == 1, done.stdout + done.stderr[-3000:] + logs
+    verdicts = dict(re.findall(r"^ ([a-z-]+) +(passed|failed|not judged) ", done.stdout, re.MULTILINE))
+    assert verdicts == VERDICTS, done.stdout
     experiment, (baseline, fix) = read_experiment(home, "e")
     left = subprocess.run(["pgrep", "-f", str(home)], capture_output=True, check=False).stdout
     assert left == b"", "no process is left"
