@@ -13,10 +13,10 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 CHUNK_BYTES = 8 << 20
-"""Hashing needs about nine times as much: weights of both lanes, products, a copy, what makes them."""
+"""Hashing needs seven times as much: weights of both lanes, products, a copy; a little more at its start."""
 LANES = 2
 _WORD_BYTES = 4
 _HELD = re.compile(r"weight|scale|bias|zero|precision|^W_|^moe_quant_config$")
@@ -27,14 +27,6 @@ _DEPTH = 3
 
 class NotHashable(ValueError):
     """A tensor has no content that could be read; the text says why."""
-
-
-class _Buffers(NamedTuple):
-    """What is needed on a device, for one chunk: weights of each lane, their products, a copy."""
-
-    weights: list[Any]
-    products: Any
-    copy: Any
 
 
 class Hasher:
@@ -66,7 +58,9 @@ class Hasher:
         import torch
 
         digest = hashlib.sha256(title.encode())
-        sums = [self._sum(piece, lane) for piece in self._pieces(plain) for lane in range(LANES)]
+        sums = [
+            total for piece in self._pieces(plain) for total in self._buffers_on(plain.device).sums(piece)
+        ]
         if sums:
             values = torch.stack(sums).tolist()
             digest.update(struct.pack(f"<{len(values)}q", *values))
@@ -78,35 +72,47 @@ class Hasher:
         if size == 0:
             return
         if size <= self._chunk_bytes:
-            yield (plain if plain.is_contiguous() else self._copied(plain)).view(-1)
+            yield plain
             return
         rows = max(1, self._chunk_bytes // (size // plain.shape[0]))
         for part in plain.split(rows):
             yield from self._pieces(part if part.shape[0] > 1 else part[0])
 
-    def _copied(self, plain: Any) -> Any:
-        """A piece in row-major order, in one buffer for all: many copies would leave holes between them."""
-        buffer = self._buffers_on(plain.device).copy[: plain.numel() * plain.element_size()]
-        return buffer.view(plain.dtype).view(plain.shape).copy_(plain)
-
-    def _sum(self, piece: Any, lane: int) -> Any:
-        words = _as_words(piece)
-        buffers = self._buffers_on(piece.device)
-        # In two steps: a product of two types takes a copy of one, on the CPU.
-        products = buffers.products[: words.numel()].copy_(words)
-        return products.mul_(buffers.weights[lane][: words.numel()]).sum()
-
     def _buffers_on(self, device: Any) -> _Buffers:
+        if device not in self._buffers:
+            self._buffers[device] = _Buffers(self._chunk_bytes, device)
+        return self._buffers[device]
+
+
+class _Buffers:
+    """The weights on one device, and all the memory that hashing a piece takes there."""
+
+    def __init__(self, chunk_bytes: int, device: Any) -> None:
         import torch
 
-        if device not in self._buffers:
-            count = self._chunk_bytes // _WORD_BYTES
-            self._buffers[device] = _Buffers(
-                [_weights(count, lane, device) for lane in range(LANES)],
-                torch.empty(count, dtype=torch.int64, device=device),
-                torch.empty(self._chunk_bytes, dtype=torch.uint8, device=device),
-            )
-        return self._buffers[device]
+        count = chunk_bytes // _WORD_BYTES
+        self._weights = [_weights(count, lane, device) for lane in range(LANES)]
+        self._products = torch.empty(count, dtype=torch.int64, device=device)
+        self._copy = torch.empty(chunk_bytes, dtype=torch.uint8, device=device)
+
+    def sums(self, piece: Any) -> Iterator[Any]:
+        """The weighted sum of a piece in each lane."""
+        words = self._words(piece)
+        products = self._products[: words.numel()]
+        for weights in self._weights:
+            yield products.copy_(words).mul_(weights[: words.numel()]).sum()
+
+    def _words(self, piece: Any) -> Any:
+        """A piece as flat 32-bit words; copied, with zeros at the end, where it does not lie so."""
+        import torch
+
+        size = piece.numel() * piece.element_size()
+        if size % _WORD_BYTES == 0 and piece.data_ptr() % _WORD_BYTES == 0 and piece.is_contiguous():
+            return piece.view(-1).view(torch.int32)
+        whole = self._copy[: -(-size // _WORD_BYTES) * _WORD_BYTES]
+        whole[size:].zero_()
+        whole[:size].view(piece.dtype).view(piece.shape).copy_(piece)
+        return whole.view(torch.int32)
 
 
 def _as_integers(tensor: Any) -> Any:
@@ -127,18 +133,6 @@ def _as_integers(tensor: Any) -> Any:
         tensor = torch.view_as_real(tensor.resolve_conj())
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(sizes[tensor.element_size()])
-
-
-def _as_words(piece: Any) -> Any:
-    """A flat piece as 32-bit words; copied, with zeros at the end, where it does not fit."""
-    import torch
-
-    count = piece.numel() * piece.element_size()
-    if count % _WORD_BYTES or piece.data_ptr() % _WORD_BYTES:
-        padded = torch.zeros(-(-count // _WORD_BYTES) * _WORD_BYTES, dtype=torch.uint8, device=piece.device)
-        padded[:count].copy_(piece.view(torch.uint8))
-        piece = padded
-    return piece.view(torch.int32)
 
 
 def _weights(count: int, lane: int, device: Any) -> Any:
