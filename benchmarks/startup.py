@@ -31,9 +31,9 @@ MIB = 1 << 20
 
 
 def model_folder(config: Path) -> Path:
-    """A model folder with this configuration and nothing else, named after the configuration."""
-    folder = Path(tempfile.mkdtemp()) / config.name.removesuffix(".config.json")
-    folder.mkdir()
+    """A model folder with this configuration and nothing else, named after it; the same for every start."""
+    folder = Path(tempfile.gettempdir(), "loadpeak-models", config.name.removesuffix(".config.json"))
+    folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(config, folder / "config.json")
     return folder
 

@@ -129,7 +129,7 @@ def row(one: Combination, answer: Answer, found: dict[str, Any]) -> str:
         f"{measured / MIB:,.0f}",
         f"{off:.2%}",
         f"{answer.outcome.retries} / {found['retries']}",
-        f"{'yes' if answer.fits else 'no'} / {'yes' if found['ready'] else 'no'}",
+        f"{'yes' if answer.fits else 'no'} / {'no' if found['ready'] is None else 'yes'}",
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -107,6 +107,14 @@ class Both:
             yield step
 
 
+@pytest.fixture
+def both(torch: Any, conf: str) -> Iterator[Both]:
+    """What a failed test still holds must not stay in the next one's way."""
+    found = Both(torch, conf)
+    yield found
+    found.live.clear()
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "conf",
@@ -116,8 +124,7 @@ class Both:
         "expandable_segments:True,roundup_power2_divisions:4",
     ],
 )
-def test_expandable_segments_are_modelled_step_by_step(torch: Any, conf: str, seed: int) -> None:
-    both = Both(torch, conf)
+def test_expandable_segments_are_modelled_step_by_step(both: Both, seed: int) -> None:
     for step in both.run(seed):
         real, model = both.figures()
         assert model == real, f"step {step}"
@@ -125,18 +132,26 @@ def test_expandable_segments_are_modelled_step_by_step(torch: Any, conf: str, se
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    "conf", ["", "max_split_size_mb:20", "roundup_power2_divisions:4", "garbage_collection_threshold:0.6"]
+    ("conf", "tolerance"),
+    [
+        ("", 0.005),
+        ("max_split_size_mb:20", 0.005),
+        ("garbage_collection_threshold:0.6", 0.005),
+        # Rounding makes many blocks of one size, between which the addresses decide.
+        ("roundup_power2_divisions:4", 0.02),
+    ],
 )
-def test_ordinary_segments_are_modelled_up_to_their_addresses(torch: Any, conf: str, seed: int) -> None:
+def test_ordinary_segments_are_modelled_up_to_their_addresses(
+    both: Both, conf: str, tolerance: float, seed: int
+) -> None:
     """Between free blocks of one size the lower address wins, and the device's addresses are its own."""
-    both = Both(torch, conf)
     peaks, same = [0, 0], 0
     for _ in both.run(seed):
         real, model = both.figures()
         peaks = [max(peaks[0], real[0]), max(peaks[1], model[0])]
         same += real == model
     print(f"{conf or 'default'}, seed {seed}: {same} of {STEPS} steps equal, peaks {peaks}")
-    assert abs(peaks[0] - peaks[1]) <= 0.005 * peaks[0]
+    assert abs(peaks[0] - peaks[1]) <= tolerance * peaks[0]
 
 
 def test_recorded_history_is_read_back(torch: Any, tmp_path: Path) -> None:

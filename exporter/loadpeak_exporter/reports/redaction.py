@@ -1,6 +1,7 @@
 """Take out of a report what tells about hosts and people: host names, addresses, user names, paths.
 
-A path keeps its last part, so that a model is still recognized. Names are first collected from the whole
+A path keeps its last part, so that a model is still recognized; another path with the same last part gets a
+number, so that what differed still does. Names are first collected from the whole
 report (a user from the home folders in it), then taken out everywhere, also where they stand alone.
 """
 
@@ -60,9 +61,20 @@ def redact(report: T, hosts: Iterable[str], paths: Iterable[str]) -> T:
     names = {socket.gethostname(), *hosts}
     names |= {name.partition(".")[0] for name in names if not _address(name)}
     odd = [path for path in paths if path.startswith(("/", "~")) and not re.fullmatch(_PATH, path)]
+    places: dict[str, list[str]] = {}
+
+    def place(found: str) -> str:
+        found = found.rstrip("/")
+        short = _place(found)
+        longs = places.setdefault(short, [])
+        if found not in longs:
+            longs.append(found)
+        number = longs.index(found) + 1
+        return short if number == 1 else f"{short} ({number})"
+
     steps: list[tuple[re.Pattern[str], Callable[[str], str]]] = [
         (_any(odd, rf"(?:/{_IN_PATH}*)?"), _last),
-        (re.compile(f"{_URL}|{_PATH}"), _place),
+        (re.compile(f"{_URL}|{_PATH}"), place),
         # A host's name may go on with its domain.
         (_any(names - _TELLS_NOTHING, r"(?:\.[\w-]+)*(?!\w)"), lambda _: HOST),
         (_any(users - _TELLS_NOTHING, r"(?!\w)"), lambda _: USER),

@@ -360,3 +360,8 @@ def test_redaction_keeps_the_words_of_the_record(home: Path) -> None:
         run.ranks[0].phases,
         "nvml",
     )
+
+
+def test_paths_that_differ_still_differ_when_they_are_redacted() -> None:
+    text = ["/a/model → /b/model", "/b/model and /a/model/", "/c/other"]
+    assert redact(text, (), ()) == ["model → model (2)", "model (2) and model", "other"]
