@@ -9,7 +9,7 @@ from rich.console import Console
 
 from loadpeak_exporter.ab.progress import Progress
 from loadpeak_exporter.ab.records import Startup
-from tests.ab.test_plan import experiment
+from tests.exporter.ab.test_plan import experiment
 from tests.fakes import FakeClock
 
 

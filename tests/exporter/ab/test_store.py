@@ -12,7 +12,7 @@ from loadpeak.record import WeightHashes, WeightsHashed
 from loadpeak_exporter.ab import store
 from loadpeak_exporter.ab.records import FORMAT, Startup
 from loadpeak_exporter.store import RunStore
-from tests.ab.test_plan import experiment
+from tests.exporter.ab.test_plan import experiment
 from tests.exporter import building
 
 
