@@ -66,7 +66,7 @@ def _rank_line(rank: RankRecord, width: int, several: bool) -> RenderableType:
 def _memory_line(rank: RankRecord, width: int) -> Text:
     """Device use, peak and headroom in MiB; reserved memory where there is room."""
     total = rank.device.total_bytes if rank.device else None
-    parts = [f"used {mib(rank.device_used_bytes)}", f"peak {mib(rank.load_peak_bytes)}"]
+    parts = [f"used {mib(rank.device_used_bytes)}", f"load peak {mib(rank.load_peak_bytes)}"]
     if total is not None:
         parts.append(f"of {mib(total)} MiB")
         parts.append(f"headroom {mib(rank.load_headroom_bytes)}")
@@ -125,7 +125,7 @@ def plain_line(run: RunRecord) -> str:
     parts = [f"loadpeak: {rank.phase}"]
     if rank.layers_expected:
         parts.append(f"layers {layers_text(run.ranks)}")
-    parts.append(f"device used {mib(rank.device_used_bytes)} peak {mib(rank.load_peak_bytes)} MiB")
+    parts.append(f"device used {mib(rank.device_used_bytes)} · load peak {mib(rank.load_peak_bytes)} MiB")
     if rank.load_headroom_bytes is not None:
         parts.append(f"headroom {mib(rank.load_headroom_bytes)} MiB")
     return " · ".join(parts)

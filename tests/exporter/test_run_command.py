@@ -60,7 +60,7 @@ def test_plain_lines_tell_phases_where_there_is_no_terminal(tmp_path: Path) -> N
         "startup.session.start_phase('load_weights'); startup.sample(); time.sleep(1); startup.load().ready()"
     )
     done = loadpeak(tmp_path, "run", *recording(body))
-    assert "loadpeak: load_weights · device used 500 peak 500 MiB" in done.stderr
+    assert "loadpeak: load_weights · device used 500 · load peak 500 MiB" in done.stderr
     assert "\x1b" not in done.stderr
 
 

@@ -12,8 +12,8 @@ from loadpeak.record import WeightHashes, WeightsHashed
 from loadpeak_exporter.ab import store
 from loadpeak_exporter.ab.records import FORMAT, Startup
 from loadpeak_exporter.store import RunStore
-from tests.exporter.ab.test_plan import experiment
 from tests.exporter import building
+from tests.exporter.ab.test_plan import experiment
 
 
 def begun(home: Path) -> Path:
