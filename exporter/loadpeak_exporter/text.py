@@ -16,6 +16,7 @@ MIB = 1 << 20
 ABSENT = "—"
 WIDE, NARROW_COLUMNS = 100, 5
 """The list of runs has all its columns from this width on; a run's id has its variant anyway."""
+SUMMARY_WIDE, SUMMARY_NARROW_COLUMNS = 80, 5
 _STYLES = {"ready": "green", "loading": "cyan", "oom": "bold red", "failed": "red", "killed": "red"}
 
 
@@ -104,19 +105,20 @@ def layers_text(ranks: Sequence[RankRecord]) -> str:
 
 def print_summary(console: Console, run: RunRecord) -> None:
     """How a startup went: one row a rank, then what is worth knowing."""
-    columns = (">load peak", ">headroom", ">device peak", ">reserved peak", ">ready allocated", ">retries")
-    rows = table(">rank", "outcome", *columns)
+    columns: list[tuple[str, Callable[[RankRecord], str]]] = [
+        (">rank", lambda rank: str(rank.rank)),
+        ("outcome", lambda rank: outcome_text(rank.outcome)),
+        (">load\npeak", lambda rank: mib(rank.load_peak_bytes)),
+        (">\nheadroom", lambda rank: mib(rank.load_headroom_bytes)),
+        (">\nretries", lambda rank: _count(rank.retries)),
+        (">device\npeak", lambda rank: mib(rank.device_used_peak_bytes)),
+        (">reserved\npeak", lambda rank: mib(rank.reserved_peak_bytes)),
+        (">ready\nallocated", lambda rank: mib(rank.ready_allocated_bytes)),
+    ]
+    shown = columns if console.width >= SUMMARY_WIDE else columns[:SUMMARY_NARROW_COLUMNS]
+    rows = table(*(name for name, _ in shown))
     for rank in run.ranks:
-        rows.add_row(
-            str(rank.rank),
-            outcome_text(rank.outcome),
-            mib(rank.load_peak_bytes),
-            mib(rank.load_headroom_bytes),
-            mib(rank.device_used_peak_bytes),
-            mib(rank.reserved_peak_bytes),
-            mib(rank.ready_allocated_bytes),
-            _count(rank.retries),
-        )
+        rows.add_row(*(read(rank) for _, read in shown))
     console.print(
         f"\n[bold]run {escape(run.run)}[/] · {escape(run.header.variant)} · {outcome_text(run.outcome)} · MiB"
     )
