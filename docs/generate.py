@@ -31,7 +31,8 @@ def settings_page() -> str:
 # Settings
 
 Every setting is an environment variable of the process that starts vLLM; workers inherit it. A value that
-cannot be used is named in one line and the default is used. `loadpeak run` has options for the most common.
+cannot be used is named in one line and the default is used; commands refuse it. `loadpeak run` has options
+for the most common.
 
 """
     text += _settings(settings.TABLE)

@@ -21,7 +21,7 @@ def build(runbooks: str = rules.RUNBOOKS) -> Mapping[str, str]:
         runbooks: where alerts say that their runbooks are.
     """
     dashboards, rule_file = _dashboards(), rules.rules(runbooks)
-    manifests = kubernetes.manifests(rule_file, dashboards)
+    manifests = kubernetes.manifests(rules.rules(runbooks, hosts=False), dashboards)
     return {
         **dashboards,
         "rules.yml": to_yaml(rule_file),

@@ -35,9 +35,7 @@ def build(
     try:
         from loadpeak_dashboards import build as builder
     except ModuleNotFoundError as error:
-        raise CommandError(
-            f"this needs the package {error.name}: pip install 'loadpeak[dashboards]'"
-        ) from error
+        raise CommandError(f"this needs the package {error.name}: pip install grafanalib pyyaml") from error
     files = builder.build(runbooks.rstrip("/"))
     if not check:
         builder.write(out, files)

@@ -32,10 +32,13 @@ class Alert(NamedTuple):
     runbook: str
     minutes: int = 0
     keep_minutes: int = 0
+    or_on_hosts: str = ""
+    """Fires too, where the host service is expected."""
 
-    def rule(self, runbooks: str) -> dict[str, Any]:
+    def rule(self, runbooks: str, hosts: bool) -> dict[str, Any]:
         """As Prometheus takes it."""
-        found: dict[str, Any] = {"alert": self.name, "expr": self.expr}
+        expr = f"{self.expr} or {self.or_on_hosts}" if hosts and self.or_on_hosts else self.expr
+        found: dict[str, Any] = {"alert": self.name, "expr": expr}
         if self.minutes:
             found["for"] = f"{self.minutes}m"
         if self.keep_minutes:
@@ -173,22 +176,26 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "LoadpeakTargetDown",
-        'up{job=~"loadpeak.*"} == 0 or absent(up{job="loadpeak"})',
+        # An engine's exporter is a target before its worker starts to listen.
+        f'up{{job="loadpeak"}} == 0 or up{{job=~"loadpeak-.+"}} == 0 '
+        f'and max_over_time(up{{job=~"loadpeak-.+"}}[{limits.RECENT_MINUTES}m]) == 1',
         "warning",
         'Prometheus cannot scrape {{ or $labels.instance "any target" }} ({{ $labels.job }})',
         "The host service or an exporter of an engine does not answer: up is {{ $value }} (1 where there is "
         "no target at all). Startups there are recorded on disk, but nobody is warned.",
         "target-down",
         minutes=limits.DOWN_MINUTES,
+        or_on_hosts='absent(up{job="loadpeak"})',
     ),
 )
 
 
-def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:
+def rules(runbooks: str = RUNBOOKS, hosts: bool = True) -> dict[str, Any]:
     """The rule file.
 
     Args:
         runbooks: where the pages of docs/runbooks are, a folder or a URL.
+        hosts: whether there are host services to scrape, as nowhere in Kubernetes.
     """
     return {
         "groups": [
@@ -196,7 +203,7 @@ def rules(runbooks: str = RUNBOOKS) -> dict[str, Any]:
             {
                 "name": "loadpeak-alerts",
                 "interval": "2s",
-                "rules": [alert.rule(runbooks) for alert in ALERTS],
+                "rules": [alert.rule(runbooks, hosts) for alert in ALERTS],
             },
         ]
     }

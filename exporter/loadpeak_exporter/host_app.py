@@ -54,6 +54,6 @@ def _plotly() -> str:
         script = importlib.resources.files("plotly") / "package_data" / "plotly.min.js"
     except ModuleNotFoundError:
         raise HTTPException(
-            http.HTTPStatus.NOT_FOUND, "the package plotly is not installed: pip install 'loadpeak[page]'"
+            http.HTTPStatus.NOT_FOUND, "the package plotly is not installed: pip install plotly"
         ) from None
     return str(script)

@@ -26,10 +26,21 @@ def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
     return {**wanted, "LOADPEAK_RUN_ID": run_folder.new_run_id(time.time(), f"{os.getpid():x}")}
 
 
-def nothing_recorded(program: str, environ: Mapping[str, str]) -> str:
-    """Why a command left no record, and what to do."""
+def nothing_recorded(program: str, environ: Mapping[str, str], code: int = 0) -> str:
+    """Why a command left no record, and what to do.
+
+    Args:
+        program: what was started.
+        environ: with these settings.
+        code: how it ended; 0 while it runs, too.
+    """
     if settings.load(environ).disabled:
         return "nothing was recorded: LOADPEAK_DISABLE is set; unset it to record"
+    if code:
+        return (
+            f"nothing was recorded: {program!r} ended with exit code {code} before a vLLM worker with "
+            "loadpeak started; its output says why"
+        )
     return (
         f"nothing was recorded: {program!r} started no vLLM worker that has loadpeak installed; "
         "install loadpeak into the Python environment that this command runs in"

@@ -83,7 +83,7 @@ def _files(path: Path) -> list[PatchedFile]:
     try:
         from loadpeak_patches.source import tree
     except ModuleNotFoundError as error:
-        raise CommandError("this needs the package libcst: pip install 'loadpeak[patch]'") from error
+        raise CommandError("this needs the package libcst: pip install libcst") from error
     return list(tree.patched_files(path))
 
 

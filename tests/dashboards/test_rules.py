@@ -70,7 +70,7 @@ def test_every_alert_has_a_firing_and_a_quiet_case(alert: object) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=[alert.name for alert in ALERTS])
 def test_every_alert_says_the_figure_what_to_do_and_where_to_read_on(alert: object) -> None:
-    rule = alert.rule(RUNBOOKS)  # type: ignore[attr-defined]
+    rule = alert.rule(RUNBOOKS, hosts=True)  # type: ignore[attr-defined]
     annotations = rule["annotations"]
     assert "$value" in annotations["description"]
     assert rule["labels"]["severity"] in ("info", "warning", "critical")

@@ -10,6 +10,7 @@ import pytest
 import typer.testing
 
 from loadpeak import cli
+from loadpeak.errors import CommandError
 from tests.whatif.making import Startup
 
 
@@ -117,7 +118,7 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (["{history}", "--split-limit", "most"], "--split-limit"),
         (["{history}", "--alloc-conf", "nonsense"], "alloc_conf"),
         (["{history}", "--read-limit", "1KiB"], "--read-limit allows more"),
-        (["{folder}"], "holds 0 histories"),
+        (["{folder}"], "has no memory history; set LOADPEAK_MEMORY_HISTORY"),
     ],
 )
 def test_wrong_call_is_one_line(
@@ -168,3 +169,23 @@ def test_startup_that_died_is_explained_as_far_as_it_went(tmp_path: Path) -> Non
     output = " ".join(call(str(history)).split())
     assert "out of memory in layer 6, asking for 2,048 MiB" in output
     assert "the recording ends after 7 of 8 layers" in output
+
+
+def test_nothing_is_recommended_where_the_replay_misses_the_recorded_peak(traces: Path) -> None:
+    """Without a timeline the split limit that vLLM sets while it loads is not known."""
+    found = json.loads(call(str(traces / "vllm026-awq-expandable.pickle.xz"), "--json", "--release", "off"))
+    assert found["recommendation"].startswith("No recommendation: the recorded peak was 32,754 MiB")
+
+
+def test_run_is_named_by_its_id_or_as_the_latest(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    for run in ("1", "2", "3"):
+        (home / "runs" / run).mkdir(parents=True)
+    for path in history.parent.glob("*.*"):
+        (home / "runs" / "2" / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setenv("LOADPEAK_HOME", str(home))
+    assert call("2", "--json") == call("latest", "--json") == call(str(history), "--json")
+    with pytest.raises(CommandError, match="3 has no memory history; set LOADPEAK_MEMORY_HISTORY"):
+        call("3")

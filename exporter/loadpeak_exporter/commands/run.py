@@ -58,7 +58,7 @@ def run(
     screen = console.is_terminal and sys.stdout.isatty()
     child = Child(command, environ, _printer(console) if screen else None)
     with child.signals():
-        live.watch(console, read, lambda: not child.running or _decided(read()))
+        live.watch(console if screen else _plain(), read, lambda: not child.running or _decided(read()))
         record = read()
         if record is not None:
             print_summary(console, record)
@@ -66,7 +66,7 @@ def run(
         code = child.wait()
     _note_end(folder, code)
     if record is None:
-        reason = launch.nothing_recorded(command[0], environ)
+        reason = launch.nothing_recorded(command[0], environ, code)
         console.print(f"loadpeak: {reason}", style="yellow", markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
@@ -79,6 +79,11 @@ def _variant(release: str, split: str) -> str:
 
 def _decided(record: RunRecord | None) -> bool:
     return record is not None and record.outcome != "loading"
+
+
+def _plain() -> Console:
+    """For plain lines: a live view would be in the way of a command that writes to the terminal itself."""
+    return Console(stderr=True, force_terminal=False)
 
 
 def _printer(console: Console) -> Callable[[str], None]:

@@ -77,7 +77,7 @@ def _plotly() -> str:
     except ModuleNotFoundError:
         raise CommandError(
             "an HTML report needs the package plotly for its charts, and it is not installed: "
-            "pip install 'loadpeak[page]', or use another --format"
+            "pip install plotly, or use another --format"
         ) from None
     return script.read_text(encoding="utf-8")
 

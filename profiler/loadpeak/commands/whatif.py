@@ -6,13 +6,14 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from loadpeak import oom_explain, oom_message, snapshot
+from loadpeak import oom_explain, oom_message, run_folder, settings, snapshot
 from loadpeak.errors import CommandError, SettingError
 from loadpeak.settings import parse_size
 from loadpeak.whatif import advice, chart, questions, text, why
 from loadpeak.whatif.questions import Answer
 from loadpeak.whatif.source import Source, build, read_timeline
 
+_HISTORIES = "history-*.pickle*"
 _LONGEST_LOG = 64 << 20
 """Bytes of a log in which an out-of-memory message is looked for."""
 
@@ -21,7 +22,8 @@ def whatif(
     recording: Path | None = typer.Argument(
         None,
         metavar="SNAPSHOT",
-        help="A memory history of PyTorch (pickle, gzip or xz), or the folder of a run that has one.",
+        help="A memory history of PyTorch (pickle, gzip or xz), or a run that has one: its folder, its id "
+        "or `latest`.",
     ),
     alloc_conf: list[str] = typer.Option(
         [], help="Allocator setting to try, as in PYTORCH_CUDA_ALLOC_CONF; repeat it."
@@ -57,7 +59,7 @@ def whatif(
         _explain_message(oom, as_json)
         return
     assert recording is not None, "one of the two is given"
-    recording = _history_in(recording)
+    recording = _history_of(recording)
     found = snapshot.read(recording, _size("--read-limit", read_limit))
     source = build(found, recording, None if timeline is None else read_timeline(timeline))
     sizes = sorted(_size("--capacity", value) for value in capacity)
@@ -69,7 +71,7 @@ def whatif(
     as_it_was = [questions.recorded(source, limit) for limit in (source.limit_bytes, capacities[0])]
     check, before, *answers = questions.ask(source, [*as_it_was, *asked])
     answers = questions.ranked(answers)
-    sentence = advice.recommendation(answers, before)
+    sentence = text.disagreement(source, check) or advice.recommendation(answers, before)
     both_limits = len({question.keep_split_limit for question in asked}) > 1
     chosen = advice.best(answers, before.question)
     drawn = _chart(before, chosen)
@@ -79,7 +81,7 @@ def whatif(
         print(text.to_json(answers, sentence, both_limits))
         return
     console = Console()
-    for note in text.notes(source, answers, check, bool(capacity)):
+    for note in text.notes(source, answers, bool(capacity)):
         console.print(f"note: {note}", style="yellow", markup=False)
     text.print_answers(console, answers)
     console.print(sentence, style="bold", markup=False)
@@ -89,14 +91,25 @@ def whatif(
     text.print_why(console, _why(source, before), "the recorded settings")
 
 
-def _history_in(path: Path) -> Path:
-    """The history in a run's folder, or the file itself."""
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("history-*.pickle*"))
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
-        raise CommandError(f"{path} holds {len(found)} histories ({names}); name the file of one rank")
+def _history_of(recording: Path) -> Path:
+    """The file itself, or the history of a run: its folder, its id, or `latest`, the newest that has one."""
+    runs = settings.load().home / run_folder.RUNS
+    if str(recording) == "latest" and not recording.exists():
+        with_history = sorted(path.parent for path in runs.glob(f"*/{_HISTORIES}"))
+        recording = with_history[-1] if with_history else recording
+    elif not recording.exists() and (runs / recording).is_dir():
+        recording = runs / recording
+    if not recording.is_dir():
+        return recording
+    found = sorted(recording.glob(_HISTORIES))
+    if not found:
+        raise CommandError(
+            f"{recording} has no memory history; set LOADPEAK_MEMORY_HISTORY=1000000 and start the engine "
+            "again (only a GPU's allocator has one)"
+        )
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise CommandError(f"{recording} holds {len(found)} histories ({names}); name the file of one rank")
     return found[0]
 
 

@@ -87,23 +87,27 @@ def _margin(answer: Answer) -> str:
     return "—" if answer.margin_bytes is None else mib(answer.margin_bytes)
 
 
-def notes(source: Source, answers: Sequence[Answer], check: Answer, capacity_asked: bool) -> list[str]:
+def disagreement(source: Source, check: Answer) -> str | None:
+    """What stands in the place of a recommendation where a replay as it was misses the recorded peak."""
+    was = max(run.history.recorded_peak_bytes for run in source.devices)
+    if not was or abs(check.outcome.peak_reserved_bytes - was) <= _AGREES * was:
+        return None
+    return (
+        f"No recommendation: the recorded peak was {mib(was)} MiB, but a replay of the run as it was comes "
+        f"to {mib(check.outcome.peak_reserved_bytes)} MiB. Settings that changed during the run are missing: "
+        "give them with --timeline, or record the run with LOADPEAK_MEMORY_HISTORY."
+    )
+
+
+def notes(source: Source, answers: Sequence[Answer], capacity_asked: bool) -> list[str]:
     """What a person should know before trusting the table.
 
     Args:
         source: the recorded run.
         answers: what was asked.
-        check: a replay of the run as it was.
         capacity_asked: whether a capacity was given.
     """
     found: list[str] = []
-    was = max(run.history.recorded_peak_bytes for run in source.devices)
-    if abs(check.outcome.peak_reserved_bytes - was) > _AGREES * was:
-        found.append(
-            f"the recorded peak was {mib(was)} MiB, but a replay as it was comes to "
-            f"{mib(check.outcome.peak_reserved_bytes)}: settings that changed during the run are missing, "
-            "give them with --timeline"
-        )
     if source.cut_off:
         found.append("the history lost its oldest events: record more of them (LOADPEAK_MEMORY_HISTORY)")
     if source.layers_from == "inferred":

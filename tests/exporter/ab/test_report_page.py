@@ -103,6 +103,6 @@ def test_without_plotly_the_command_says_what_to_install(
     monkeypatch.setattr(importlib.resources, "files", missing)
     store = RunStore(folder)
     report = reports.of_run(store.find("baseline-1"), store)
-    with pytest.raises(CommandError, match="pip install 'loadpeak\\[page\\]'"):
+    with pytest.raises(CommandError, match="pip install plotly"):
         reports.render(report, "html")
     assert reports.render(report, "md")
