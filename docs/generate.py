@@ -123,6 +123,7 @@ def record_page() -> str:
 - `run.json`: what is known before the first weight is loaded.
 - `rank-N.jsonl`: the journal of rank N, one JSON object a line.
 - `device-N.jsonl`: what the sampler of rank N saw.
+- `history-N.pickle.gz`: the allocator's history of rank N, where LOADPEAK_MEMORY_HISTORY asked for one.
 - `command.jsonl`: how the command of `loadpeak run` ended.
 
 Each line was one write, so what was written before a process was killed is there; a torn last line is

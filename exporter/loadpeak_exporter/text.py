@@ -14,6 +14,10 @@ from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 
 MIB = 1 << 20
 ABSENT = "—"
+AFTER_OOM = (
+    "try --release moe-layer or --split-limit keep; or start once more with LOADPEAK_MEMORY_HISTORY=1000000 "
+    "and ask `loadpeak whatif latest` what would have fitted"
+)
 WIDE, NARROW_COLUMNS = 100, 5
 """The list of runs has all its columns from this width on; a run's id has its variant anyway."""
 SUMMARY_WIDE, SUMMARY_NARROW_COLUMNS = 80, 5
@@ -135,6 +139,8 @@ def notes(run: RunRecord) -> list[str]:
         if rank.failure is not None:
             phase = f" in {rank.failure.phase}" if rank.failure.phase else ""
             found.append(f"{where}{rank.failure.outcome}{phase}: {rank.failure.reason}")
+            if rank.failure.outcome == "oom":
+                found.append(AFTER_OOM)
         if rank.device is not None and rank.device.kind == "resident":
             found.append(f"{where}no GPU is in use: device figures are the resident memory of the process")
         if rank.sampler_warning:

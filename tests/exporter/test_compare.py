@@ -130,3 +130,11 @@ def test_runs_lists_the_newest_and_says_how_many_are_left(home: Path) -> None:
 def test_empty_store_says_how_to_make_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADPEAK_HOME", str(tmp_path))
     assert "loadpeak run -- vllm serve" in invoke("runs").stdout
+
+
+def test_out_of_memory_names_the_next_step(home: Path) -> None:
+    startup = Startup(home, "o", variant="dies").load(1)
+    startup.session.failed(RuntimeError("out of memory"))
+    text = " ".join(invoke("compare", "b", "o").stdout.split())
+    assert "dies: oom" in text
+    assert "loadpeak whatif latest" in text

@@ -108,11 +108,15 @@ def test_command_that_does_not_exist_is_one_clear_line(tmp_path: Path) -> None:
     )
 
 
-def test_command_without_vllm_is_told_what_to_do(tmp_path: Path) -> None:
-    done = loadpeak(tmp_path, "run", "--", sys.executable, "-c", "raise SystemExit(3)")
-    assert done.returncode == 3
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(0, "install loadpeak into the Python environment"), (3, "ended with exit code 3 before a vLLM worker")],
+)
+def test_command_without_vllm_is_told_what_to_do(tmp_path: Path, code: int, reason: str) -> None:
+    done = loadpeak(tmp_path, "run", "--", sys.executable, "-c", f"raise SystemExit({code})")
+    assert done.returncode == code
     assert "nothing was recorded" in done.stderr
-    assert "install loadpeak into the Python environment" in done.stderr
+    assert reason in done.stderr
 
 
 def test_disabled_recording_is_named_as_the_reason(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from loadpeak import settings
 from loadpeak_exporter.compare import Comparison
 from loadpeak_exporter.compare import compare as compare_runs
 from loadpeak_exporter.store import RunStore
-from loadpeak_exporter.text import print_comparison
+from loadpeak_exporter.text import notes, print_comparison
 
 
 def compare(
@@ -20,11 +20,16 @@ def compare(
 ) -> None:
     """Compare two recorded runs: peaks, headroom, and whether they hold the same when ready."""
     store = RunStore(settings.load().home)
-    comparison = compare_runs(store.find(baseline), store.find(fix))
+    runs = [store.find(baseline), store.find(fix)]
+    comparison = compare_runs(*runs)
     if as_json:
         print(to_json(comparison))
     else:
-        print_comparison(Console(), comparison)
+        console = Console()
+        print_comparison(console, comparison)
+        for run in runs:
+            for note in notes(run):
+                console.print(f"{run.header.variant}: {note}", style="yellow", markup=False)
 
 
 def to_json(comparison: Comparison) -> str:

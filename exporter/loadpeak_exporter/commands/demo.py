@@ -27,6 +27,10 @@ from loadpeak_exporter.text import print_comparison, print_summary
 RECORDED = Path(__file__).parent.parent / "recorded"
 """Two startups of stock vLLM, recorded by loadpeak; ``recorded/README.md`` says how."""
 VARIANTS = ("baseline", "moe-layer")
+RECORDED_ON = (
+    "recorded on one H200 with the allocator capped at 32 GiB, which stands in for a smaller card: "
+    "the baseline meets that limit at 32,754 MiB reserved"
+)
 
 
 def demo(
@@ -53,6 +57,8 @@ def demo(
     home = Path(tempfile.mkdtemp(prefix="loadpeak-demo-"))
     store = RunStore(home)
     found = settings.load()
+    if found.problems:
+        raise found.problems[0]
     server = Server(
         create_app(lambda: store.exported(math.inf, len(VARIANTS)), found.layers),
         bind(found.host, found.port or 9838),
@@ -61,6 +67,7 @@ def demo(
     url = f"http://{found.host}:{server.port}/metrics"
     try:
         console.print(f"metrics at {url}", highlight=False)
+        console.print(RECORDED_ON, highlight=False)
         records = [_replay(console, store, variant, home, speed) for variant in VARIANTS]
         comparison = compare(*records)
         print_comparison(console, comparison)

@@ -143,6 +143,9 @@ function rankLink(name, number, current) {
 function notes(run, rank) {
   const lines = [];
   if (rank?.failure) lines.push(html`<span class="${rank.failure.outcome}">${rank.failure.reason}</span>`);
+  if (rank?.failure?.outcome === "oom")
+    lines.push(html`Try <code>--release moe-layer</code> or <code>--split-limit keep</code>; or start once more with
+      <code>LOADPEAK_MEMORY_HISTORY=1000000</code> and ask <code>loadpeak whatif latest</code> what would have fitted.`);
   if (rank?.device?.kind === "resident") lines.push("No GPU is in use: device figures are the resident memory of the process.");
   if (rank?.sampler_warning) lines.push(html`${rank.sampler_warning}`);
   for (const fix of rank?.fixes ?? []) if (!fix.active) lines.push(html`${fix.name} ${fix.value} is inactive: ${fix.detail}`);
