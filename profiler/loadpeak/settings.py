@@ -6,6 +6,7 @@ command line options of ``loadpeak run`` set the same names. Docs and tests read
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,9 +55,13 @@ HOME_DEFAULT = "$XDG_STATE_HOME/loadpeak or ~/.local/state/loadpeak"
 
 
 def _home(text: str) -> Path:
-    if text == HOME_DEFAULT:
-        text = (os.environ.get("XDG_STATE_HOME") or "~/.local/state") + "/loadpeak"
-    return Path(text).expanduser()
+    if text != HOME_DEFAULT:
+        return Path(text).expanduser()
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "loadpeak").expanduser()
+    except RuntimeError:
+        # A user id that the system does not know, as containers have it.
+        return Path(tempfile.gettempdir(), f"loadpeak-{os.getuid()}")
 
 
 def _flag(text: str) -> bool:
@@ -279,7 +284,8 @@ def read(table: Iterable[Setting], environ: Mapping[str, str]) -> tuple[dict[str
         text = environ.get(setting.name) or setting.default
         try:
             values[setting.field] = setting.parse(text)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RuntimeError):
+            # RuntimeError: a home folder that cannot be found.
             problems.append(SettingError(setting.name, text, setting.expected))
             values[setting.field] = setting.parse(setting.default)
     return values, problems

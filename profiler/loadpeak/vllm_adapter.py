@@ -49,7 +49,7 @@ def when_worker_starts(begin: Callable[[Worker], Session | None], guard: Guard) 
             session = guard.call("start", begin, Worker(worker, wrapper.vllm_config))
             if session is None:
                 return original(wrapper, *args, **kwargs)
-            guard.call("observe", _Observer(worker, session).attach)
+            session.guard.call("observe", _Observer(worker, session).attach)
             return _phase("init_device", functools.partial(original, wrapper), session, scope=True)(
                 *args, **kwargs
             )
@@ -287,7 +287,8 @@ class _Observer:
 
 
 def _swap(name: str, old: Any, new: Any, leave: str | None = None) -> None:
-    for module_name, module in list(sys.modules.items()):
+    # A copy in one step: other threads may be importing.
+    for module_name, module in sys.modules.copy().items():
         if (
             module_name.startswith("vllm")
             and module_name != leave

@@ -2,10 +2,13 @@
 
 import json
 import re
+import signal
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
+
+import pytest
 
 from loadpeak_exporter.commands.demo import RECORDED, VARIANTS
 from loadpeak_exporter.compare import compare
@@ -66,7 +69,7 @@ def test_json_is_the_comparison_and_nothing_else(tmp_path: Path) -> None:
 def test_metrics_are_served_meanwhile_and_afterwards(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*LOADPEAK, "demo", "--speed", "20"],
-        env={**environ(tmp_path), "LOADPEAK_PORT": "19838"},
+        env={**environ(tmp_path), "LOADPEAK_PORT": "19838", "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -88,3 +91,27 @@ def test_metrics_are_served_meanwhile_and_afterwards(tmp_path: Path) -> None:
         process.terminate()
         process.wait(10)
         process.stdout.close()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("loadpeak-demo-*")), "nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("LOADPEAK_HOST", "192.0.2.1", "cannot listen on 192.0.2.1"),
+        ("LOADPEAK_HOST", "no-such-host.invalid", "cannot listen on no-such-host.invalid"),
+        ("LOADPEAK_PORT", "banana", "LOADPEAK_PORT='banana' cannot be used"),
+    ],
+)
+def test_demo_that_cannot_listen_says_so(tmp_path: Path, name: str, value: str, message: str) -> None:
+    done = subprocess.run(
+        [*LOADPEAK, "demo", "--once", "--speed", "100"],
+        env={**environ(tmp_path), name: value, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("loadpeak-demo-*"))

@@ -1,6 +1,8 @@
 """Journal, run folder, header, settings."""
 
+import os
 import resource
+import tempfile
 import threading
 from pathlib import Path
 
@@ -147,6 +149,20 @@ def test_home_follows_the_xdg_state_folder(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert settings.load({}).home == Path("/state/loadpeak")
     assert settings.load({"LOADPEAK_HOME": "~/x"}).home == Path("~/x").expanduser()
+
+
+def test_home_of_nobody_is_a_problem_and_without_any_home_there_is_a_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = settings.load({"LOADPEAK_HOME": "~no-such-user/x"})
+    assert [problem.name for problem in found.problems] == ["LOADPEAK_HOME"]
+    assert found.home == settings.load({}).home
+
+    def nowhere(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    assert settings.load({}).home == Path(tempfile.gettempdir(), f"loadpeak-{os.getuid()}")
 
 
 def test_every_setting_has_a_field_and_a_default_that_can_be_parsed() -> None:

@@ -1,6 +1,7 @@
 """The sampling loop on made-up devices, and the real process beside a real rank."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from loadpeak.journal import Journal
 from loadpeak.record import (
     AnyLine,
     Device,
@@ -23,6 +25,7 @@ from loadpeak.record import (
     SamplerWarning,
     decode_line,
 )
+from loadpeak.sampler.__main__ import _append
 from loadpeak.sampler.devices import Nvml, Source, resident
 from loadpeak.sampler.loop import Loop
 from loadpeak.sampler.process import SamplerProcess
@@ -357,3 +360,21 @@ def test_sampler_that_is_told_to_stop_is_gone(tmp_path: Path) -> None:
     sampler.stop()
     assert sampler.ended(10)
     assert not Path(f"/proc/{sampler.pid}").exists()
+
+
+def test_samples_that_were_lost_are_told_as_soon_as_lines_can_be_written(tmp_path: Path) -> None:
+    """A disk that is full for two samples, and then has room again."""
+    journal = Journal(tmp_path / "device-0.jsonl")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        for at in (1.0, 2.0):
+            _append(journal, Sample(at_seconds=at, phase="load_weights", used_bytes=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for at in (3.0, 4.0):
+        _append(journal, Sample(at_seconds=at, phase="load_weights", used_bytes=1))
+    warning, *samples = lines_of(journal.path)
+    assert isinstance(warning, SamplerWarning)
+    assert "2 samples were lost" in warning.message
+    assert [sample.at_seconds for sample in samples] == [3.0, 4.0]

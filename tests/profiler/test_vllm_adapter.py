@@ -237,6 +237,45 @@ def test_hooks_that_all_fail_leave_the_engine_as_it_was(
     assert watch.guard.errors > 10
 
 
+def test_hooks_that_cannot_be_put_on_are_counted_in_the_record(
+    install: Callable[[Engine], Engine], watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = install(Engine([moe_model()]))
+    sessions = Guard()
+    watch.begin = lambda worker: Session(  # type: ignore[method-assign]
+        watch.allocator, watch.lines.append, guard=sessions
+    )
+
+    def broken(observer: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(vllm_adapter._Observer, "attach", broken)
+    watch.install()
+    engine.start()
+    assert (sessions.errors, watch.guard.errors) == (1, 0)
+
+
+def test_hooks_are_put_on_while_another_thread_imports() -> None:
+    """Another thread gets its turn where a collection of garbage runs Python code: in any allocation."""
+
+    def imported(phase: str, info: object) -> None:
+        if sys.modules.pop("vllm_made_up", None) is None:
+            sys.modules["vllm_made_up"] = ModuleType("vllm_made_up")
+
+    held = [(number, number) for number in range(5000)]
+    assert held, "no pair is left for use again: the next ones are allocated"
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(imported)
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            vllm_adapter._swap("no_such_name", object(), object())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(imported)
+        sys.modules.pop("vllm_made_up", None)
+
+
 def test_session_that_cannot_begin_leaves_the_engine_alone(
     install: Callable[[Engine], Engine], watch: Watch
 ) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import math
 import shutil
+import signal
+import sys
 import tempfile
 import threading
 import time
@@ -35,7 +37,9 @@ RECORDED_ON = (
 
 def demo(
     once: bool = typer.Option(False, "--once", help="Stop after the comparison instead of serving on."),
-    speed: float = typer.Option(2.0, min=0.1, max=1000, help="How many times faster than it was."),
+    speed: float = typer.Option(
+        2.0, min=0.1, max=1000, help="How many times faster than it was; above 200 short peaks are missed."
+    ),
     as_json: bool = typer.Option(
         False, "--json", help="Print the comparison as JSON on standard output, and nothing else there."
     ),
@@ -54,16 +58,20 @@ def demo(
         _play_host(story, speed)
         return
     console = Console(stderr=True) if as_json else Console()
-    home = Path(tempfile.mkdtemp(prefix="loadpeak-demo-"))
-    store = RunStore(home)
     found = settings.load()
     if found.problems:
         raise found.problems[0]
-    server = Server(
-        create_app(lambda: store.exported(math.inf, len(VARIANTS)), found.layers),
-        bind(found.host, found.port or 9838),
-    )
+    try:
+        listening = bind(found.host, found.port or 9838)
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {found.host} ({error.strerror}); set LOADPEAK_HOST to an address of this host"
+        ) from error
+    home = Path(tempfile.mkdtemp(prefix="loadpeak-demo-"))
+    store = RunStore(home)
+    server = Server(create_app(lambda: store.exported(math.inf, len(VARIANTS)), found.layers), listening)
     server.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     url = f"http://{found.host}:{server.port}/metrics"
     try:
         console.print(f"metrics at {url}", highlight=False)

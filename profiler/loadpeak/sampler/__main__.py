@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from loadpeak.journal import Journal
-from loadpeak.record import Device, SamplerStart, SamplerWarning
+from loadpeak.record import Device, Line, SamplerStart, SamplerWarning
 from loadpeak.sampler.devices import Nvml, Source, resident
 from loadpeak.sampler.loop import Loop
 
@@ -82,6 +83,16 @@ class RealDevices:
         return resident(self._pid)
 
 
+def _append(journal: Journal, line: Line) -> None:
+    """Write a line, and before it, as soon as that is possible again, that others were lost."""
+    if lost := journal.lost:
+        text = f"{lost} samples were lost, {journal.path} could not be written: peaks may be too low"
+        journal.lost = 0
+        journal.append(SamplerWarning(at_seconds=line.at_seconds, message=text))
+        journal.lost = lost if journal.lost else 0
+    journal.append(line)
+
+
 def main(path: str, rank: str, pid: str, interval: str) -> None:
     """Sample for the rank with this process id into this file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,7 +110,7 @@ def main(path: str, rank: str, pid: str, interval: str) -> None:
     loop = Loop(
         ParentRank(int(pid)),
         RealDevices(int(pid)),
-        journal.append,
+        partial(_append, journal),
         time.monotonic,
         time.sleep,
         float(interval),
