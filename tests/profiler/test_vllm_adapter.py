@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,25 +255,18 @@ def test_hooks_that_cannot_be_put_on_are_counted_in_the_record(
     assert (sessions.errors, watch.guard.errors) == (1, 0)
 
 
-def test_hooks_are_put_on_while_another_thread_imports() -> None:
-    """Another thread gets its turn where a collection of garbage runs Python code: in any allocation."""
+def test_hooks_are_put_on_while_another_thread_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changing(dict[str, ModuleType]):
+        """Modules that come while somebody goes through them."""
 
-    def imported(phase: str, info: object) -> None:
-        if sys.modules.pop("vllm_made_up", None) is None:
-            sys.modules["vllm_made_up"] = ModuleType("vllm_made_up")
+        def items(self) -> Any:
+            raise RuntimeError("dictionary changed size during iteration")
 
-    held = [(number, number) for number in range(5000)]
-    assert held, "no pair is left for use again: the next ones are allocated"
-    thresholds = gc.get_threshold()
-    gc.callbacks.append(imported)
-    gc.set_threshold(1)
-    try:
-        for _ in range(20):
-            vllm_adapter._swap("no_such_name", object(), object())
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.callbacks.remove(imported)
-        sys.modules.pop("vllm_made_up", None)
+    module = ModuleType("vllm.made_up")
+    module.name = "old"  # type: ignore[attr-defined]
+    monkeypatch.setattr(vllm_adapter, "sys", SimpleNamespace(modules=Changing({"vllm.made_up": module})))
+    vllm_adapter._swap("name", "old", "new")
+    assert vars(module)["name"] == "new"
 
 
 def test_session_that_cannot_begin_leaves_the_engine_alone(
