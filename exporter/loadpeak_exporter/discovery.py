@@ -51,6 +51,7 @@ def _answers(target: str) -> bool:
     host, _, port = target.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError:
+    except (OSError, ValueError):
+        # ValueError: no name of a host, or no number of a port.
         return False
     return True

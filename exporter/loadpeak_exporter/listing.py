@@ -15,6 +15,7 @@ SETTLING_NS = 1_000_000_000
 
 
 class _Known(NamedTuple):
+    inode: int
     created_at_wall_seconds: float
     variant: str
 
@@ -30,8 +31,8 @@ class Listing:
         self._lock = threading.Lock()
         self._modified_ns = -1
         self._known: dict[str, _Known] = {}
-        self._unknown: set[str] = set()
-        """Folders whose header cannot be read, or not yet."""
+        self._unknown: dict[str, int] = {}
+        """Folders whose header cannot be read, or not yet, by name, with their inodes."""
         self._names: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
@@ -41,17 +42,24 @@ class Listing:
             for name in sorted(self._unknown):
                 header = run_folder.read_header(self._folder / name)
                 if header is not None:
-                    self._known[name] = _Known(header.created_at_wall_seconds, header.variant)
-                    self._unknown.remove(name)
+                    inode = self._unknown.pop(name)
+                    self._known[name] = _Known(inode, header.created_at_wall_seconds, header.variant)
                     changed = True
             if changed:
-                self._names = tuple(sorted(self._known.keys() | self._unknown, key=self._age, reverse=True))
+                self._names = tuple(
+                    sorted(self._known.keys() | self._unknown.keys(), key=self._age, reverse=True)
+                )
             return self._names
 
     def variant(self, name: str) -> str | None:
         """The variant of a run that was listed; nothing where its header cannot be read."""
         known = self._known.get(name)
         return known.variant if known else None
+
+    def place(self, name: str) -> tuple[str, int | None]:
+        """Tells a run from a later one of the same name."""
+        known = self._known.get(name)
+        return name, known.inode if known else None
 
     def _look_for_folders(self) -> bool:
         """Whether folders have come or gone."""
@@ -60,13 +68,13 @@ class Listing:
             if modified_ns == self._modified_ns:
                 return False
             with os.scandir(self._folder) as entries:
-                found = {entry.name for entry in entries if entry.is_dir()}
+                found = {entry.name: entry.inode() for entry in entries if _is_folder(entry)}
         except OSError:
-            found, modified_ns = set(), -1
+            found, modified_ns = {}, -1
         self._modified_ns = modified_ns if time.time_ns() - modified_ns > SETTLING_NS else -1
-        before = self._known.keys() | self._unknown
-        self._known = {name: known for name, known in self._known.items() if name in found}
-        self._unknown = found - self._known.keys()
+        before = {**{name: known.inode for name, known in self._known.items()}, **self._unknown}
+        self._known = {name: known for name, known in self._known.items() if found.get(name) == known.inode}
+        self._unknown = {name: inode for name, inode in found.items() if name not in self._known}
         return found != before
 
     def _age(self, name: str) -> tuple[float, str]:
@@ -78,3 +86,11 @@ class Listing:
             return (self._folder / name).stat().st_mtime, name
         except OSError:
             return 0.0, name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # A link in a circle, or into a folder that we may not read.
+        return False

@@ -61,20 +61,42 @@ class RunReader:
         self.folder = folder
         self._host = host
         self._lock = threading.Lock()
+        self._start_over(None)
+
+    def _start_over(self, header_inode: int | None) -> None:
+        self._header_inode = header_inode
         self._ranks: dict[int, _Rank] = {}
-        self._command = Tail(run_folder.command_path(folder))
+        self._command = Tail(run_folder.command_path(self.folder))
         self._exit_code: int | None = None
         self._header: Header | None = None
         self._record: RunRecord | DamagedRun | None = None
 
     def read(self) -> RunRecord | DamagedRun:
-        """What the folder says now."""
+        """What the folder says now; from the beginning where it is another one than before."""
         with self._lock:
-            return self._read()
+            inode = self._inode_of_header()
+            if inode != self._header_inode:
+                self._start_over(inode)
+            record = self._read()
+            if any(tail.rewritten for tail in self._tails()):
+                self._start_over(inode)
+                record = self._read()
+            return record
+
+    def _inode_of_header(self) -> int | None:
+        try:
+            return (self.folder / run_folder.HEADER).stat().st_ino
+        except OSError:
+            return None
+
+    def _tails(self) -> list[Tail]:
+        return [*(tail for rank in self._ranks.values() for tail in rank[1:]), self._command]
 
     def _read(self) -> RunRecord | DamagedRun:
         if self._header is None:
-            self._header = run_folder.read_header(self.folder)
+            header = run_folder.read_header(self.folder)
+            # A folder that was copied or renamed is a run of its own.
+            self._header = header and msgspec.structs.replace(header, run=self.folder.name)
         if self._header is None:
             return DamagedRun(run=self.folder.name, damage=self._header_damage())
         record = self._record
@@ -127,8 +149,7 @@ class RunReader:
 
     def _written_at_wall_seconds(self) -> float:
         """When a file was written last, as of the last look."""
-        tails = [tail for rank in self._ranks.values() for tail in (rank.journal, rank.samples)]
-        return max((tail.modified_at_wall_seconds or 0.0 for tail in [*tails, self._command]), default=0.0)
+        return max(tail.modified_at_wall_seconds or 0.0 for tail in self._tails())
 
     def _follow(self) -> bool:
         """Read what was added to any file; true if anything was."""
@@ -158,12 +179,11 @@ class RunReader:
             for number in sorted(self._ranks)
             if (record := self._rank_record(self._ranks[number], header, here)) is not None
         ]
-        tails = [tail for rank in self._ranks.values() for tail in (rank.journal, rank.samples)]
         return RunRecord(
             header=header,
             outcome=run_outcome(ranks),
             ranks=tuple(ranks),
-            damage=tuple(damage for tail in [*tails, self._command] for damage in tail.damage),
+            damage=tuple(damage for tail in self._tails() for damage in tail.damage),
             exit_code=self._exit_code,
         )
 
@@ -206,10 +226,10 @@ class RunStore:
         self._listing = Listing(self.folder)
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
-        self._short: dict[str, RunRecord] = {}
+        self._short: dict[tuple[str, int | None], RunRecord] = {}
         self._listed: tuple[str, ...] = ()
         self._candidates: tuple[str, ...] = ()
-        self._past: set[str] = set()
+        self._past: set[tuple[str, int | None]] = set()
 
     def __len__(self) -> int:
         """How many runs there are."""
@@ -237,8 +257,8 @@ class RunStore:
         names = self._listing.names()
         if names is not self._listed:
             self._listed = names
-            self._past.intersection_update(names)
-            self._candidates = tuple(name for name in names if name not in self._past)
+            self._past.intersection_update(map(self._listing.place, names))
+            self._candidates = self._not_past(names)
         oldest = self._host.wall() - keep_seconds
         live: list[RunRecord] = []
         ended: list[RunRecord] = []
@@ -247,7 +267,7 @@ class RunStore:
             since = self._host.wall() - STALE_SECONDS if enough else oldest
             reader = self.reader(name)
             if reader.unread and self._written(name) < since:
-                self._past.add(name)
+                self._past.add(self._listing.place(name))
                 continue
             record = reader.read()
             if isinstance(record, DamagedRun) or not record.ranks:
@@ -255,11 +275,14 @@ class RunStore:
             if record.outcome == "loading":
                 live.append(record)
             elif enough or last_word(record) < oldest:
-                self._past.add(name)
+                self._past.add(self._listing.place(name))
             else:
                 ended.append(record)
-        self._candidates = tuple(name for name in self._candidates if name not in self._past)
+        self._candidates = self._not_past(self._candidates)
         return (live + ended)[:most]
+
+    def _not_past(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if self._listing.place(name) not in self._past)
 
     def reader(self, run: str) -> RunReader:
         """The reader of a run by its full id; it keeps its place in the files."""
@@ -271,15 +294,16 @@ class RunStore:
         return reader
 
     def _in_short(self, name: str) -> RunRecord | DamagedRun:
-        if name in self._short:
-            return self._short[name]
+        place = self._listing.place(name)
+        if place in self._short:
+            return self._short[place]
         reader = self.reader(name)
         record = reader.read()
         if isinstance(record, DamagedRun):
             return record
         short = in_short(record)
         if reader.settled and len(self._short) < MOST_SHORT:
-            self._short[name] = short
+            self._short[place] = short
         return short
 
     def _written(self, name: str) -> float:

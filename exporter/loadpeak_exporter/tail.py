@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,9 @@ class Tail:
         self.path = path
         self.damage: list[Damage] = []
         self.modified_at_wall_seconds: float | None = None
+        self.rewritten = False
+        """Another file stands in its place, or it is shorter than it was: it has to be read anew."""
+        self._inode: int | None = None
         self._offset = 0
         self._line_number = 0
         self._rest = b""
@@ -58,16 +63,22 @@ class Tail:
     def _chunk(self) -> bytes:
         """What comes next, nothing at the end or where it cannot be read."""
         try:
+            found = self.path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
+            if self._inode not in (None, found.st_ino) or found.st_size < self._offset:
+                self.rewritten = True
+                return b""
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK_BYTES)
-                self.modified_at_wall_seconds = self.path.stat().st_mtime
         except FileNotFoundError:
             return b""
         except OSError as error:
             if not self.damage:
                 self._note(f"cannot be read: {error.strerror}", whole_file=True)
             return b""
+        self._inode, self.modified_at_wall_seconds = found.st_ino, found.st_mtime
         self._offset += len(data)
         return data
 

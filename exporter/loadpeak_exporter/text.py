@@ -66,16 +66,7 @@ def print_runs(console: Console, runs: Sequence[RunRecord | DamagedRun]) -> None
 
     for run in runs:
         if isinstance(run, DamagedRun):
-            damage = run.damage[0]
-            add(
-                escape(run.run),
-                "[yellow]damaged[/]",
-                "",
-                "",
-                "",
-                "",
-                escape(f"{damage.file} {damage.reason}"),
-            )
+            add(escape(run.run), "[yellow]damaged[/]", *[""] * (len(columns) - 2))
             continue
         peaks = [rank.load_peak_bytes for rank in run.ranks if rank.load_peak_bytes is not None]
         rooms = [rank.load_headroom_bytes for rank in run.ranks if rank.load_headroom_bytes is not None]
@@ -90,10 +81,9 @@ def print_runs(console: Console, runs: Sequence[RunRecord | DamagedRun]) -> None
         )
     console.print(rows)
     for run in runs:
-        if isinstance(run, RunRecord):
-            for damage in run.damage[:3]:
-                place = f"{run.run}: {damage.file} line {damage.line_number}"
-                console.print(f"{place} {damage.reason}", style="yellow", markup=False)
+        for damage in run.damage[:3]:
+            line = f" line {damage.line_number}" if damage.line_number else ""
+            console.print(f"{run.run}: {damage.file}{line} {damage.reason}", style="yellow", markup=False)
 
 
 def layers_text(ranks: Sequence[RankRecord]) -> str:

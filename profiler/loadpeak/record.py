@@ -366,6 +366,9 @@ def decode_header(data: bytes) -> Header:
     """``run.json`` back.
 
     Raises:
-        msgspec.DecodeError: it is not JSON or lacks a field.
+        msgspec.DecodeError: it is not JSON, lacks a field, or is of a newer format.
     """
-    return _header_decoder.decode(data)
+    header = _header_decoder.decode(data)
+    if header.format > FORMAT:
+        raise msgspec.ValidationError(f"it is of format {header.format}, this loadpeak knows {FORMAT}")
+    return header

@@ -1,6 +1,8 @@
 """Records are read while they are written, and damage is shown with what could be read."""
 
+import math
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -376,3 +378,57 @@ def test_reader_that_threads_share_loses_and_doubles_nothing(tmp_path: Path) -> 
     assert isinstance(record, RunRecord)
     assert record.damage == ()
     assert record.ranks[0].layers_done == 300
+
+
+def test_copied_run_is_a_run_of_its_own(tmp_path: Path) -> None:
+    Startup(tmp_path, "one").load().ready()
+    shutil.copytree(tmp_path / "runs" / "one", tmp_path / "runs" / "two")
+    store = RunStore(tmp_path)
+    assert {run.run for run in store.runs()} == {"one", "two"}
+    assert store.find("two").run == "two"
+    assert {run.run for run in store.exported(math.inf, 10)} == {"one", "two"}
+
+
+def test_run_that_is_deleted_and_made_again_is_read_anew(tmp_path: Path) -> None:
+    Startup(tmp_path, "again").load(4).ready().close()
+    store = RunStore(tmp_path)
+    assert store.find("again").outcome == "ready"
+    assert [run.outcome for run in store.runs() if isinstance(run, RunRecord)] == ["ready"]
+    shutil.rmtree(tmp_path / "runs" / "again")
+    startup = Startup(tmp_path, "again")
+    startup.session.failed(RuntimeError("broken"))
+    assert store.find("again").outcome == "failed"
+    (run,) = store.exported(math.inf, 10)
+    assert run.outcome == "failed"
+
+
+def test_journal_that_is_cut_is_read_anew(tmp_path: Path) -> None:
+    startup = Startup(tmp_path).load(4).ready()
+    store = RunStore(tmp_path, host(wall=lambda: 0.0))
+    assert store.find("source").ranks[0].layers_done == 4
+    path = startup.folder / "rank-0.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
+    assert store.find("source").ranks[0].layers_done < 4
+
+
+def test_record_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    Startup(tmp_path, format=99).load().ready()
+    run = RunReader(tmp_path / "runs" / "source", host()).read()
+    assert isinstance(run, DamagedRun)
+    assert "of format 99, this loadpeak knows 1" in run.damage[0].reason
+
+
+def test_what_is_no_file_is_damage_and_stops_nobody(tmp_path: Path) -> None:
+    startup = Startup(tmp_path).load().ready()
+    os.mkfifo(startup.folder / "rank-1.jsonl")
+    run = read(tmp_path)
+    assert run.outcome == "ready"
+    assert [(damage.file, damage.reason) for damage in run.damage] == [
+        ("rank-1.jsonl", "cannot be read: it is no file")
+    ]
+
+
+def test_link_in_a_circle_hides_no_other_run(tmp_path: Path) -> None:
+    Startup(tmp_path, "one").load().ready()
+    (tmp_path / "runs" / "loop").symlink_to("loop")
+    assert [run.run for run in RunStore(tmp_path).runs()] == ["one"]

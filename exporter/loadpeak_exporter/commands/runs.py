@@ -1,10 +1,13 @@
 """``loadpeak runs``."""
 
+import os
+
 import msgspec
 import typer
 from rich.console import Console
 
 from loadpeak import settings
+from loadpeak.errors import CommandError
 from loadpeak_exporter.store import RunStore
 from loadpeak_exporter.text import print_runs
 
@@ -18,6 +21,8 @@ def runs(
     found = store.runs(limit)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    elif not found and store.folder.exists() and not os.access(store.folder, os.R_OK | os.X_OK):
+        raise CommandError(f"{store.folder} cannot be read; list it as the user that runs vLLM")
     elif not found:
         print(f"no runs in {store.folder} yet; `loadpeak run -- vllm serve MODEL` makes one")
     else:
