@@ -120,6 +120,8 @@ _DRESSING = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """What logs, quotes and launchers put before a line of a message."""
+_SPLIT_NUMBER = re.compile(r"(?:(?<=\d)|(?<=\d\.))\r?\n(?=\.?\d)")
+"""A line's end in the middle of a number, where a terminal has wrapped it: no message has two in a row."""
 
 
 def read(text: str) -> Found:
@@ -144,7 +146,8 @@ def _figures(found: Found) -> int:
 
 def _messages(text: str) -> Iterator[Found]:
     """Every message, without what is wrapped around and between its lines."""
-    plain = " ".join(_DRESSING.sub("", _COLOUR.sub("", text)).split())
+    undressed = _DRESSING.sub("", _COLOUR.sub("", text))
+    plain = " ".join(_SPLIT_NUMBER.sub("", undressed).split())
     for warning in _WARNING.finditer(plain):
         device, requested, free, total = map(int, warning.groups())
         figures = OomMessage(requested_bytes=requested, free_bytes=free, capacity_bytes=total)

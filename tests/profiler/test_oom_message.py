@@ -220,3 +220,17 @@ def test_pinned_memory_calls_for_a_history() -> None:
     text = CURRENT.replace("655.12 MiB", "12.00 GiB").replace("30.20", "18.00").format(processes="", pools="")
     assert "blocks in use pin them" in explain(read(text))
     assert "LOADPEAK_MEMORY_HISTORY" in explain(read(text))
+
+
+@pytest.mark.parametrize("prefix", ["", "(EngineCore_0 pid=42) ", "[rank0]: "])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_figure_is_made_up_where_a_terminal_wraps_in_a_word(form: str, prefix: str) -> None:
+    text, expected = FORMS[form]
+    line = "torch.OutOfMemoryError: " + text.replace("\n", " ")
+    wanted = msgspec.structs.asdict(expected)
+    for width in range(40, 201):
+        wrapped = "\n".join(prefix + line[start : start + width] for start in range(0, len(line), width))
+        found = msgspec.structs.asdict(read(wrapped).message)
+        # A sum is missing, too, where one of its parts is.
+        wrong = {name: value for name, value in found.items() if value not in (None, wanted[name])}
+        assert not wrong, f"{wrong} at {width} columns"
