@@ -38,7 +38,12 @@ def build(
         raise CommandError(f"this needs the package {error.name}: pip install grafanalib pyyaml") from error
     files = builder.build(runbooks.rstrip("/"))
     if not check:
-        builder.write(out, files)
+        try:
+            builder.write(out, files)
+        except OSError as error:
+            raise CommandError(
+                f"{out} cannot be written: {error.strerror}; name a folder with --out"
+            ) from None
         print(f"{len(files)} files in {out}")
         return
     different = builder.differences(out, files)

@@ -137,7 +137,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: it is no size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?) ?([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is no size")
     return int(float(match[1]) * _UNITS[match[2]])

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from loadpeak.errors import CommandError
 from loadpeak_dashboards import build, links
 from loadpeak_dashboards.queries import metric
 from loadpeak_exporter.catalogue import CATALOGUE
@@ -201,3 +202,10 @@ def test_manifests_carry_the_same_rules_and_dashboards() -> None:
     monitor = yaml.safe_load(FILES["kubernetes/podmonitor.yaml"])
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["interval"] == "1s"
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/etc/passwd"])
+def test_folder_that_cannot_be_written_is_one_clear_line(out: str) -> None:
+    error = invoke("dashboards", "build", "--out", out).exception
+    assert isinstance(error, CommandError)
+    assert f"{out} cannot be written" in str(error)

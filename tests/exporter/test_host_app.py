@@ -7,6 +7,7 @@ import platform
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -348,6 +349,37 @@ def test_port_in_use_is_one_clear_line(home: Path) -> None:
         )
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"LOADPEAK_SERVE_CERTIFICATE": "/etc/passwd", "LOADPEAK_SERVE_KEY": "/etc/passwd"},
+            "the certificate /etc/passwd and the key /etc/passwd cannot be used",
+        ),
+        ({"LOADPEAK_HOME": "/etc/passwd"}, "LOADPEAK_HOME=/etc/passwd is no folder"),
+        ({"LOADPEAK_SERVE_HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_service_that_cannot_start_is_one_clear_line(
+    home: Path, settings: dict[str, str], message: str
+) -> None:
+    with serving(home, **settings) as (process, _):
+        output, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert message in errors
+    assert (output, errors.count("\n")) == ("", 1)
+
+
+def test_service_ends_although_a_client_says_nothing(home: Path) -> None:
+    with serving(home) as (process, port):
+        wait_for(lambda: reached(f"http://127.0.0.1:{port}/healthz"))
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(b"POST /api/alerts HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+            time.sleep(0.2)
+            process.terminate()
+            process.wait(10)
 
 
 def test_run_store_that_does_not_exist_yet_is_served_empty(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import typer.testing
 
 from loadpeak import cli
-from loadpeak.errors import CommandError
+from loadpeak.errors import CommandError, LoadpeakError, SettingError
 from tests.whatif.making import Startup
 
 
@@ -189,3 +189,49 @@ def test_run_is_named_by_its_id_or_as_the_latest(
     assert call("2", "--json") == call("latest", "--json") == call(str(history), "--json")
     with pytest.raises(CommandError, match="3 has no memory history; set LOADPEAK_MEMORY_HISTORY"):
         call("3")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no-such-folder/c.html", "cannot be written"),
+        ("folder.html", "cannot be written"),
+        ("c.png", "expected a file that ends in .html"),
+    ],
+)
+def test_chart_that_cannot_be_written_costs_no_answer(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    (tmp_path / "folder.html").mkdir()
+    arguments = [str(history), "--json", "--chart", str(tmp_path / name)]
+    result = typer.testing.CliRunner().invoke(cli.build(["whatif"]), ["whatif", *arguments])
+    assert isinstance(result.exception, LoadpeakError)
+    assert message in str(result.exception)
+    assert ("settings" in result.output) == name.endswith(".html")
+
+
+def test_kept_split_limit_is_named_in_every_row(history: Path) -> None:
+    found = json.loads(call(str(history), "--json", "--split-limit", "keep"))
+    assert {row["split_limit"] for row in found["settings"]} == {"keep"}
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "1e5", "GiB"])
+def test_size_that_is_none_is_refused(history: Path, size: str) -> None:
+    with pytest.raises(SettingError, match="a size such as 32GiB"):
+        call(str(history), "--capacity", size)
+
+
+def test_damaged_journal_is_left_out(history: Path) -> None:
+    """Without its first line, or with times that no clock shows."""
+    journal = history.parent / "rank-0.jsonl"
+    first, *rest = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(rest))
+    assert "the layers are inferred" in " ".join(call(str(history)).split())
+    journal.write_bytes(
+        b"".join([first, rest[0].replace(b'"at_seconds":', b'"at_seconds":1e308,"x":'), *rest])
+    )
+    assert "the layers are inferred" not in " ".join(call(str(history)).split())
+    journal.unlink()
+    journal.mkdir()
+    with pytest.raises(CommandError, match="cannot be read: Is a directory"):
+        call(str(history))

@@ -1,6 +1,7 @@
 """``loadpeak serve``."""
 
 import platform
+import ssl
 
 import typer
 import uvicorn
@@ -12,6 +13,8 @@ from loadpeak_exporter.host_app import create_host_app
 from loadpeak_exporter.serve_settings import ServeSettings
 from loadpeak_exporter.store import RunStore
 
+GRACE_SECONDS = 3
+"""Requests that are under way when the service ends may take so long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -27,8 +30,13 @@ def serve(
     base = settings.load()
     if base.problems:
         raise base.problems[0]
+    if base.home.exists() and not base.home.is_dir():
+        raise CommandError(f"LOADPEAK_HOME={base.home} is no folder; name the one that engines record into")
+    _check_port(found)
+    _check_certificate(found)
     scheme = "https" if found.certificate else "http"
     name = platform.node() if found.host in ("0.0.0.0", "::") else found.host
+    name = f"[{name}]" if ":" in name else name
     print(f"loadpeak serves {base.home} at {scheme}://{name}:{found.port}/", flush=True)
     if found.host not in LOOPBACK and found.token is None and found.password is None:
         print("loadpeak: anybody who reaches this port can read it; LOADPEAK_SERVE_TOKEN asks for a token")
@@ -40,9 +48,26 @@ def serve(
         ssl_keyfile=found.key,
         log_level="warning",
         ws="none",
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    _check_port(found)
     uvicorn.Server(config).run()
+
+
+def _check_certificate(found: ServeSettings) -> None:
+    """Say in one line that the certificate cannot be used.
+
+    Raises:
+        CommandError: it cannot, or its key does not belong to it.
+    """
+    if found.certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(found.certificate, found.key)
+    except (ssl.SSLError, OSError) as error:
+        raise CommandError(
+            f"the certificate {found.certificate} and the key {found.key} cannot be used ({error}); "
+            "expected PEM, and the key of that certificate"
+        ) from None
 
 
 def _check_port(found: ServeSettings) -> None:

@@ -59,6 +59,8 @@ def whatif(
         _explain_message(oom, as_json)
         return
     assert recording is not None, "one of the two is given"
+    if chart_file is not None and chart_file.suffix not in (".html", ".htm"):
+        raise SettingError("--chart", str(chart_file), "a file that ends in .html: the chart is a page")
     recording = _history_of(recording)
     found = snapshot.read(recording, _size("--read-limit", read_limit))
     source = build(found, recording, None if timeline is None else read_timeline(timeline))
@@ -72,23 +74,33 @@ def whatif(
     check, before, *answers = questions.ask(source, [*as_it_was, *asked])
     answers = questions.ranked(answers)
     sentence = text.disagreement(source, check) or advice.recommendation(answers, before)
-    both_limits = len({question.keep_split_limit for question in asked}) > 1
+    with_limits = any(question.keep_split_limit for question in asked)
     chosen = advice.best(answers, before.question)
     drawn = _chart(before, chosen)
-    if chart_file is not None and drawn is not None:
-        chart_file.write_text(chart.to_html(drawn, sentence))
     if as_json:
-        print(text.to_json(answers, sentence, both_limits))
-        return
-    console = Console()
-    for note in text.notes(source, answers, bool(capacity)):
-        console.print(f"note: {note}", style="yellow", markup=False)
-    text.print_answers(console, answers)
-    console.print(sentence, style="bold", markup=False)
-    if drawn is not None:
-        console.print()
-        console.print(chart.to_text(drawn, console.width))
-    text.print_why(console, _why(source, before), "the recorded settings")
+        print(text.to_json(answers, sentence, with_limits))
+    else:
+        console = Console()
+        for note in text.notes(source, answers, bool(capacity)):
+            console.print(f"note: {note}", style="yellow", markup=False)
+        text.print_answers(console, answers)
+        console.print(sentence, style="bold", markup=False)
+        if drawn is not None:
+            console.print()
+            console.print(chart.to_text(drawn, console.width))
+        text.print_why(console, _why(source, before), "the recorded settings")
+    if chart_file is not None:
+        _write_chart(chart_file, drawn, sentence)
+
+
+def _write_chart(path: Path, drawn: chart.Chart | None, sentence: str) -> None:
+    """Last, so that nothing is lost if it cannot be written."""
+    if drawn is None:
+        raise CommandError(f"{path} is not written: there are no layers to draw against")
+    try:
+        path.write_text(chart.to_html(drawn, sentence))
+    except OSError as error:
+        raise CommandError(f"the chart {path} cannot be written: {error.strerror}") from None
 
 
 def _history_of(recording: Path) -> Path:

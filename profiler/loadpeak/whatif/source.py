@@ -128,6 +128,10 @@ def _settings_at(conf: str, changes: Sequence[Change], event: int) -> AllocatorS
 # ── loadpeak's own record ─────────────────────────────────────────────────────────────────────────
 
 
+_LAST_SECOND = 1e11
+"""No clock shows more: a time beyond it is damage."""
+
+
 def journal_beside(path: Path) -> list[AnyLine]:
     """The lines of the journal that belongs to a history of loadpeak's own; none for other snapshots."""
     name = re.fullmatch(r"history-(\d+)\.pickle(\.gz|\.xz)?", path.name)
@@ -135,12 +139,19 @@ def journal_beside(path: Path) -> list[AnyLine]:
     if journal is None or not journal.exists():
         return []
     lines: list[AnyLine] = []
-    for text in journal.read_bytes().splitlines():
+    try:
+        texts = journal.read_bytes().splitlines()
+    except OSError as error:
+        raise CommandError(f"the journal {journal} cannot be read: {error.strerror}") from None
+    for text in texts:
         try:
-            lines.append(decode_line(text))
+            line = decode_line(text)
         except msgspec.DecodeError:
             continue
-    return lines
+        if abs(line.at_seconds) < _LAST_SECOND:
+            lines.append(line)
+    # Without its first line the journal's clock is not known, so nothing in it has a place in the history.
+    return lines if any(isinstance(line, RankStart) for line in lines) else []
 
 
 def _clock_offset(lines: Iterable[AnyLine]) -> float:
@@ -210,5 +221,8 @@ def read_timeline(path: Path) -> tuple[Change, ...]:
         ) from None
     for entry in entries:
         if not 0 <= entry.from_event <= entry.to_event:
-            raise CommandError(f"the timeline {path} has an entry that ends before it begins: {entry}")
+            raise CommandError(
+                f"the timeline {path} has an entry from event {entry.from_event} to {entry.to_event}; "
+                "expected numbers from 0 on, the second not below the first"
+            )
     return tuple(Change(entry.from_event, entry.to_event, entry.alloc_conf) for entry in entries)

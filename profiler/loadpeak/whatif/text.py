@@ -41,7 +41,7 @@ def to_json(answers: Sequence[Answer], recommendation: str, with_split_limit: bo
     Args:
         answers: ranked.
         recommendation: the sentence.
-        with_split_limit: whether the answers differ in whether the program sets its split limit.
+        with_split_limit: whether to say of each whether the program sets its split limit.
     """
     rows: list[dict[str, Any]] = []
     for answer in answers:
