@@ -58,6 +58,18 @@ def test_output_fits_the_terminal(history: Path, width: int) -> None:
     assert max(map(len, output.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_rows_are_told_apart_at_any_width(history: Path, width: int) -> None:
+    asked = [f"--alloc-conf=expandable_segments:True,max_split_size_mb:{limit}" for limit in (64, 128)]
+    output = call(str(history), *asked, "--capacity", "32GiB", "--capacity", "24GiB", width=width)
+    lines = output[output.index("setting") :].splitlines()[2:]
+    table = lines[: next(number for number, line in enumerate(lines) if not line.strip())]
+    assert "…" not in "".join(table)
+    words = "".join("".join(line[1:].split("  ")[0].split()) for line in table)
+    assert words.count("max_split_size_mb:128") == 2
+    assert {"32,768", "24,576"} <= set(" ".join(table).split())
+
+
 def test_output_has_table_sentence_chart_and_reasons(history: Path) -> None:
     output = call(str(history))
     for part in (

@@ -20,6 +20,8 @@ _AGREES = 0.005
 """A replay of the run as it was may differ by so much of the peak before that is said."""
 _HOLDS, _PINS = 8, 5
 """Rows of the two tables about the peak."""
+_NARROW = 70
+"""Columns of a terminal below which a row is told in its setting, its peak and what is left."""
 
 
 def mib(size: int) -> str:
@@ -65,20 +67,31 @@ def to_json(answers: Sequence[Answer], recommendation: str, with_split_limit: bo
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
-    """The ranked table, in MiB."""
-    capacities = {answer.question.capacity_bytes for answer in answers}
-    figures = [">peak", ">live", ">retained", ">retries", ">margin", ">calls"]
-    table = _table("setting", *([">capacity"] if len(capacities) > 1 else []), *figures)
+    """The ranked table, in MiB; on a narrow terminal without the figures that matter least."""
+    names = ["capacity", "peak", "live", "retained", "retries", "margin", "calls"]
+    if console.width < _NARROW:
+        names = ["capacity", "peak", "margin"]
+    if len({answer.question.capacity_bytes for answer in answers}) == 1:
+        names.remove("capacity")
+    table = _table("setting", *(f">{name}" for name in names))
     for answer in answers:
-        outcome, capacity = answer.outcome, answer.question.capacity_bytes
-        row = [escape(answer.name)]
-        if len(capacities) > 1:
-            row.append("—" if capacity is None else mib(capacity))
-        row += [mib(outcome.peak_reserved_bytes), mib(outcome.peak_allocated_bytes)]
-        row.append(mib(outcome.end_reserved_bytes - outcome.end_allocated_bytes))
-        row += [str(outcome.retries), _margin(answer), f"{outcome.calls:,}"]
-        table.add_row(*row)
+        figures = _figures(answer)
+        table.add_row(escape(answer.name), *(figures[name] for name in names))
     console.print(table)
+
+
+def _figures(answer: Answer) -> dict[str, str]:
+    """What stands in a row, by the name of its column."""
+    outcome, capacity = answer.outcome, answer.question.capacity_bytes
+    return {
+        "capacity": "—" if capacity is None else mib(capacity),
+        "peak": mib(outcome.peak_reserved_bytes),
+        "live": mib(outcome.peak_allocated_bytes),
+        "retained": mib(outcome.end_reserved_bytes - outcome.end_allocated_bytes),
+        "retries": str(outcome.retries),
+        "margin": _margin(answer),
+        "calls": f"{outcome.calls:,}",
+    }
 
 
 def _margin(answer: Answer) -> str:
@@ -196,5 +209,8 @@ def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         figures = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if figures else "left", no_wrap=figures)
+        # Words are folded where they do not fit: rows whose ends were cut could not be told apart.
+        table.add_column(
+            column.lstrip(">"), justify="right" if figures else "left", no_wrap=figures, overflow="fold"
+        )
     return table
