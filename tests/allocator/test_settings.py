@@ -51,6 +51,10 @@ def test_unlimited_split_size_of_a_snapshot_is_no_limit() -> None:
         ("no_such_option:1", "no_such_option"),
         ("expandable_segments", "expandable_segments"),
         ("max_split_size_mb:", "max_split_size_mb"),
+        ("max_split_size_mb:1_000", "max_split_size_mb"),
+        ("garbage_collection_threshold:0.8_1", "garbage_collection_threshold"),
+        ("roundup_power2_divisions:[64:8", "roundup_power2_divisions"),
+        ("roundup_power2_divisions:[[64:8]]", "roundup_power2_divisions"),
     ],
 )
 def test_unusable_value_is_named(conf: str, named: str) -> None:
@@ -112,6 +116,11 @@ def test_divisions_by_size() -> None:
     settings = parse("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]")
     by_size = {mb: settings.divisions(mb * MIB) for mb in (32, 64, 128, 256, 512, 1024, 2048)}
     assert by_size == {32: 8, 64: 8, 128: 2, 256: 4, 512: 2, 1024: 4, 2048: 1}
+
+
+def test_divisions_for_all_others_may_come_first() -> None:
+    """PyTorch takes that order, and what follows is put on top."""
+    assert parse("roundup_power2_divisions:[>:1,64:2]").roundup_divisions == (2,) * 7 + (1,) * 9
 
 
 @pytest.mark.parametrize(

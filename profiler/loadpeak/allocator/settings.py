@@ -74,6 +74,8 @@ def parse(conf: str) -> AllocatorSettings:
         if name in _PARSERS:
             field, read, expected = _PARSERS[name]
             try:
+                if "_" in value or not value.isascii():
+                    raise ValueError  # Python reads such numbers, PyTorch does not.
                 values[field] = read(value)
             except ValueError:
                 raise SettingError(name, value, expected) from None
@@ -171,7 +173,9 @@ def _divisions(text: str) -> tuple[int, ...]:
         return (_power_of_two(text),) * _INTERVALS
     steps = [0] * _INTERVALS
     last = -1
-    for item in text.strip("[]").split(","):
+    if not re.fullmatch(r"\[[^\[\]]+\]", text):
+        raise ValueError
+    for item in text[1:-1].split(","):
         interval, _, value = item.partition(":")
         divisions = _power_of_two(value)
         if interval == ">":
