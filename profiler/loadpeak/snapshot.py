@@ -14,6 +14,7 @@ import io
 import lzma
 import pickle
 import resource
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,9 +59,8 @@ def read(path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Snapshot:
                 data = _unpacked(file, limit_bytes)
             return _interpret(_Restricted(io.BytesIO(data)).load())
     except MemoryError:
-        size = f"{limit_bytes / (1 << 30):.1f} GiB"
         raise SnapshotError(
-            f"{path} takes more than {size} of memory to read; --read-limit allows more"
+            f"{path} takes more than {limit_bytes:,} bytes of memory to read; --read-limit allows more"
         ) from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from None
@@ -143,7 +143,7 @@ def _memory_limit(extra_bytes: int) -> Iterator[None]:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + extra_bytes
-    within = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)
+    within = min(wanted, sys.maxsize if soft == resource.RLIM_INFINITY else soft)
     resource.setrlimit(resource.RLIMIT_AS, (within, hard))
     try:
         yield

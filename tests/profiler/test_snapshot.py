@@ -93,3 +93,9 @@ def test_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 def test_endless_file_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="memory to read"):
         read(Path("/dev/zero"), limit_bytes=64 << 20)
+
+
+def test_limit_beyond_any_memory_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(content()))
+    assert read(path, limit_bytes=1 << 80).histories

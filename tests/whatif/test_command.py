@@ -129,7 +129,10 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (["{history}", "--release", "often"], "release"),
         (["{history}", "--split-limit", "most"], "--split-limit"),
         (["{history}", "--alloc-conf", "nonsense"], "alloc_conf"),
-        (["{history}", "--read-limit", "1KiB"], "--read-limit allows more"),
+        (
+            ["{history}", "--read-limit", "1KiB"],
+            "more than 1,024 bytes of memory to read; --read-limit allows",
+        ),
         (["{folder}"], "has no memory history; set LOADPEAK_MEMORY_HISTORY"),
     ],
 )
@@ -227,7 +230,7 @@ def test_kept_split_limit_is_named_in_every_row(history: Path) -> None:
     assert {row["split_limit"] for row in found["settings"]} == {"keep"}
 
 
-@pytest.mark.parametrize("size", ["9" * 400, "1e5", "GiB"])
+@pytest.mark.parametrize("size", ["9" * 400, "1e5", "GiB", "0", "0GiB"])
 def test_size_that_is_none_is_refused(history: Path, size: str) -> None:
     with pytest.raises(SettingError, match="a size such as 32GiB"):
         call(str(history), "--capacity", size)

@@ -127,9 +127,12 @@ def _history_of(recording: Path) -> Path:
 
 def _size(option: str, value: str) -> int:
     try:
-        return parse_size(value)
+        size = parse_size(value)
     except ValueError:
-        raise SettingError(option, value, "a size such as 32GiB") from None
+        size = 0
+    if size <= 0:
+        raise SettingError(option, value, "a size such as 32GiB")
+    return size
 
 
 def _chart(before: Answer, chosen: Answer) -> chart.Chart | None:
