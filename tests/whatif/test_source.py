@@ -81,11 +81,21 @@ def test_timeline_given_by_hand_takes_the_place_of_the_recorded(tmp_path: Path) 
         "{}",
         '[{"from_event": 1}]',
         '[{"from_event": 9, "to_event": 3, "alloc_conf": ""}]',
+        '[{"from_event": -1, "to_event": 3, "alloc_conf": ""}]',
         '[{"from_event": "1", "to_event": 3, "alloc_conf": ""}]',
+        '[{"from_event": 1, "to_event": 3, "alloc_conf": "nonsense"}]',
     ],
 )
 def test_timeline_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
-    with pytest.raises(CommandError, match="timeline"):
+    with pytest.raises(CommandError, match=r"the timeline .*timeline\.json"):
         read_timeline(path)
+
+
+def test_timeline_of_another_history_is_refused(tmp_path: Path) -> None:
+    startup = Startup(layers=2)
+    path, events = startup.write(tmp_path), len(startup.recorder.events)
+    source.build(read(path), path, (Change(0, events, ""),))
+    with pytest.raises(CommandError, match=f"goes on to event {events + 1}; .* has {events}"):
+        source.build(read(path), path, (Change(0, events + 1, ""),))

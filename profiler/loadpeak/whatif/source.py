@@ -15,7 +15,7 @@ from loadpeak import run_folder
 from loadpeak.allocator.history import History
 from loadpeak.allocator.replay import Boundary, Change, conf_at
 from loadpeak.allocator.settings import AllocatorSettings, difference, parse
-from loadpeak.errors import CommandError
+from loadpeak.errors import CommandError, SettingError
 from loadpeak.record import (
     AnyLine,
     Conversion,
@@ -80,7 +80,14 @@ def build(snapshot: Snapshot, path: Path, timeline: Sequence[Change] | None = No
         snapshot: what ``path`` holds.
         path: where it was read; loadpeak's own histories have the journal of their rank beside them.
         timeline: changes of the settings, in place of those that the journal tells.
+
+    Raises:
+        CommandError: the journal cannot be read, or the timeline goes on after the history.
     """
+    length = max(len(history.times_us) for history in snapshot.histories)
+    last = max((change.to_event for change in timeline or ()), default=0)
+    if last > length:
+        raise CommandError(f"the timeline goes on to event {last}; {path} has {length}: is it another's?")
     lines = journal_beside(path)
     header = run_folder.read_header(path.parent) if lines else None
     phases = [line for line in lines if isinstance(line, PhaseStart) and line.settings is not None]
@@ -225,4 +232,8 @@ def read_timeline(path: Path) -> tuple[Change, ...]:
                 f"the timeline {path} has an entry from event {entry.from_event} to {entry.to_event}; "
                 "expected numbers from 0 on, the second not below the first"
             )
+        try:
+            parse(entry.alloc_conf)
+        except SettingError as error:
+            raise CommandError(f"the timeline {path} cannot be used: {error}") from None
     return tuple(Change(entry.from_event, entry.to_event, entry.alloc_conf) for entry in entries)
