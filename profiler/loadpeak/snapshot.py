@@ -17,7 +17,7 @@ import resource
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,6 +28,8 @@ from loadpeak.errors import SnapshotError
 DEFAULT_LIMIT_BYTES = 1 << 30
 """Memory that reading a snapshot may take. A history of 600,000 events without stacks takes 0.4 GiB."""
 _CHUNK = 1 << 20
+_OTHER_PACKINGS = {b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+"""What a file begins with that is packed in a way that is not read here."""
 
 
 class Snapshot(NamedTuple):
@@ -54,7 +56,8 @@ def read(path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Snapshot:
             takes more memory than it may, or is no snapshot.
     """
     try:
-        with _collector_off(), _memory_limit(limit_bytes):
+        # Python's own reader prints a line of its own where it finds no room for an array of bytes.
+        with _collector_off(), redirect_stderr(io.StringIO()), _memory_limit(limit_bytes):
             with path.open("rb") as file:
                 data = _unpacked(file, limit_bytes)
             return _interpret(_Restricted(io.BytesIO(data)).load())
@@ -80,6 +83,9 @@ def _unpacked(file: BinaryIO, limit_bytes: int) -> bytes:
         source = gzip.GzipFile(fileobj=file)
     elif head == b"\xfd7zXZ\x00":
         source = lzma.LZMAFile(file)  # noqa: SIM115 - it borrows the file, which its owner closes
+    for beginning, packing in _OTHER_PACKINGS.items():
+        if head.startswith(beginning):
+            raise _Refused(f"it is packed with {packing}; give it plain, or packed with gzip or xz")
     chunks: list[bytes] = []
     # Twice: the chunks, then all in one. What is built from them takes more still.
     room = limit_bytes // 2

@@ -1,5 +1,6 @@
 """Snapshots from anybody: what is no snapshot is said to be none, and none of it is run."""
 
+import bz2
 import gzip
 import lzma
 import os
@@ -61,6 +62,9 @@ HOSTILE = {
     "is cut off, xz": (lzma.compress(pickle.dumps(content()))[:-20], "cannot be read"),
     "is cut off, gzip": (gzip.compress(pickle.dumps(content()))[:-20], "cannot be read"),
     "is empty": (b"", "cannot be read"),
+    "is packed with bzip2": (bz2.compress(pickle.dumps(content())), "bzip2; give it plain, or .* gzip or xz"),
+    "is packed with zstd": (b"\x28\xb5\x2f\xfd\x20\x00\x01\x00\x00", "zstd; give it plain"),
+    "is packed with zip": (b"PK\x03\x04" + bytes(26), "zip; give it plain"),
     "is text": (b"not a pickle", "no snapshot"),
     "unpacks to too much": (gzip.compress(bytes(1 << 20), 9) * 300, "memory to read"),
     "asks for room": (b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.", "memory to read"),
@@ -77,12 +81,15 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_file_is_one_clear_error(read_bytes: Callable[[bytes], Any], case: str) -> None:
+def test_hostile_file_is_one_clear_error(
+    read_bytes: Callable[[bytes], Any], case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, reason = HOSTILE[case]
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(SnapshotError, match=reason):
         read_bytes(data)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert not capsys.readouterr().err
 
 
 def test_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
