@@ -66,47 +66,50 @@ _APART = 300
 _LONGEST = 3000
 """Characters of the longest message: 900 and a clause for each process on the device."""
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = r"(?<![-\d.,])(\d+(?:\.\d+)?)\s*(bytes|B|[KMGT]i?B)\b"
+_SIZE = r"(?<![-\d.,])(\d+(?:\.\d+)?)(bytes|[KMGT]i?B)"
 _SENTINEL = 1 << 63
 """A reading that was not available, or a difference below zero, prints as 2⁶⁴ or little less."""
 
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Written with blanks for people; matched in a text without, as a terminal may wrap it anywhere."""
+    return re.compile(text.replace(" ", ""), re.IGNORECASE)
+
+
 _FIGURES: tuple[tuple[str, str], ...] = (
     ("requested_bytes", rf"tried to allocate {_SIZE}"),
-    ("requested_bytes", rf"requested\s*: {_SIZE}"),
-    ("capacity_bytes", rf"total capa?c\w*ty of {_SIZE}"),
+    ("requested_bytes", rf"requested: {_SIZE}"),
+    ("capacity_bytes", rf"total capa?ci?ty of {_SIZE}"),
     ("capacity_bytes", rf"{_SIZE} total capacity"),
-    ("capacity_bytes", rf"device limit\s*: {_SIZE}"),
+    ("capacity_bytes", rf"device limit: {_SIZE}"),
     ("free_bytes", rf"of which {_SIZE} is free"),
     ("free_bytes", rf"; {_SIZE} free;"),
-    ("free_bytes", rf"free \(according to CUDA\)\s*: {_SIZE}"),
+    ("free_bytes", rf"free \(according to CUDA\): {_SIZE}"),
     ("process_in_use_bytes", rf"this process has {_SIZE} memory in use"),
     ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch"),
     ("allocated_bytes", rf"{_SIZE} already allocated"),
-    ("allocated_bytes", rf"currently allocated\s*: {_SIZE}"),
+    ("allocated_bytes", rf"currently allocated: {_SIZE}"),
     ("allocated_bytes", rf"MPS allocated: {_SIZE}"),
     ("reserved_unallocated_bytes", rf"{_SIZE} is reserved by PyTorch but unallocated"),
     ("reserved_bytes", rf"{_SIZE} reserved in total by PyTorch"),
     ("private_pool_bytes", rf"with {_SIZE} allocated in private pools"),
 )
-_CACHED = re.compile(rf"{_SIZE} cached\)", re.IGNORECASE)
-_ALLOWED = re.compile(rf"{_SIZE} allowed", re.IGNORECASE)
-_OTHER = re.compile(rf"\bprocess (\d+) has {_SIZE} memory in use", re.IGNORECASE)
-_DEVICE = re.compile(r"\b(?:GPU|[NX]PU|device) (\d+)\b", re.IGNORECASE)
-_PATTERNS = tuple((field, re.compile(pattern, re.IGNORECASE)) for field, pattern in _FIGURES)
+_CACHED = _pattern(rf"{_SIZE} cached\)")
+_ALLOWED = _pattern(rf"{_SIZE} allowed")
+_OTHER = _pattern(rf"\bprocess (\d+) has {_SIZE} memory in use")
+_DEVICE = _pattern(r"(?:GPU|[NX]PU|device) (\d+)")
+_PATTERNS = tuple((field, _pattern(pattern)) for field, pattern in _FIGURES)
 
-_WARNING = re.compile(
+_WARNING = _pattern(
     r"memory allocation failed with OOM on device (\d+) while trying to allocate (\d+) bytes "
-    r"\(free: (\d+), total: (\d+)\)",
-    re.IGNORECASE,
+    r"\(free: (\d+), total: (\d+)\)"
 )
-_BEGINNING = re.compile(
-    r"\b(?:CUDA|HIP|XPU|NPU|MPS|MUSA|MLU|HPU)\b[\w ]{0,20}? out of memory\b"
-    r"|\b(?:CUDA|HIP|XPU)(?: driver| runtime)? error: out of memory\b"
-    r"|\btried to allocate [\d.]+ ?(?:bytes|[KMGT]i?B)\b"
-    r"|\ballocation on device \d+ would exceed allowed memory"
-    r"|\btorch(?:\.cuda)?\.OutOfMemoryError\b"
-    r"|\bDefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
-    re.IGNORECASE,
+_BEGINNING = _pattern(
+    r"(?:CUDA|(?-i:HIP|XPU|NPU|MPS|MUSA|MLU|HPU))\w{0,18}?:? out of memory"
+    r"|tried to allocate (?:\d+ bytes|\d+\.\d\d [KMGT]i?B)"
+    r"|allocation on device \d+ would exceed allowed memory"
+    r"|torch(?:\.cuda)?\.OutOfMemoryError"
+    r"|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
 )
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -120,8 +123,8 @@ _DRESSING = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """What logs, quotes and launchers put before a line of a message."""
-_SPLIT_NUMBER = re.compile(r"(?:(?<=\d)|(?<=\d\.))\r?\n(?=\.?\d)")
-"""A line's end in the middle of a number, where a terminal has wrapped it: no message has two in a row."""
+_BETWEEN_NUMBERS = re.compile(r"(?<=\d)[ \t]+(?=\d)")
+"""Blanks that keep two numbers apart; a line's end may lie within one number."""
 
 
 def read(text: str) -> Found:
@@ -145,9 +148,9 @@ def _figures(found: Found) -> int:
 
 
 def _messages(text: str) -> Iterator[Found]:
-    """Every message, without what is wrapped around and between its lines."""
+    """Every message, without what is wrapped around and between its lines, and without blanks."""
     undressed = _DRESSING.sub("", _COLOUR.sub("", text))
-    plain = " ".join(_SPLIT_NUMBER.sub("", undressed).split())
+    plain = "".join(_BETWEEN_NUMBERS.sub("|", undressed).split())
     for warning in _WARNING.finditer(plain):
         device, requested, free, total = map(int, warning.groups())
         figures = OomMessage(requested_bytes=requested, free_bytes=free, capacity_bytes=total)
@@ -158,7 +161,7 @@ def _messages(text: str) -> Iterator[Found]:
     for match in _BEGINNING.finditer(plain):
         # "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" are three beginnings of one message.
         between = plain[before : match.start()].lower()
-        if not heads or len(between) > _APART or "tried to allocate" in between:
+        if not heads or len(between) > _APART or "triedtoallocate" in between:
             heads.append(match.start())
         before = match.start()
     for begin, end in pairwise([*heads, len(plain)]):

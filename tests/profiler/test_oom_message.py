@@ -199,6 +199,7 @@ def test_warning_counts_where_the_error_has_no_figures() -> None:
         "Out of memory: Killed process 1234 (python) total-vm:1kB",
         "java.lang.OutOfMemoryError: Java heap space",
         "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes",
+        "I tried to allocate 5 GiB of my time",
         "I tried to allocate time for this and ran out of memory",
         "expandable_segments helps when memory is 655.12 MiB free",
     ],
@@ -224,13 +225,24 @@ def test_pinned_memory_calls_for_a_history() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "(EngineCore_0 pid=42) ", "[rank0]: "])
 @pytest.mark.parametrize("form", FORMS)
-def test_no_figure_is_made_up_where_a_terminal_wraps_in_a_word(form: str, prefix: str) -> None:
+def test_figures_are_whole_wherever_a_terminal_wraps(form: str, prefix: str) -> None:
     text, expected = FORMS[form]
     line = "torch.OutOfMemoryError: " + text.replace("\n", " ")
-    wanted = msgspec.structs.asdict(expected)
     for width in range(40, 201):
         wrapped = "\n".join(prefix + line[start : start + width] for start in range(0, len(line), width))
-        found = msgspec.structs.asdict(read(wrapped).message)
-        # A sum is missing, too, where one of its parts is.
-        wrong = {name: value for name, value in found.items() if value not in (None, wanted[name])}
-        assert not wrong, f"{wrong} at {width} columns"
+        assert read(wrapped).message == expected, f"at {width} columns"
+
+
+def test_line_that_begins_like_a_log_is_read() -> None:
+    """A terminal has wrapped before a word that logs begin with."""
+    assert read("torch.AcceleratorError: CUDA\n error: out of memory").message == OomMessage()
+
+
+def test_number_before_a_figure_is_no_part_of_it() -> None:
+    text = CURRENT.format(processes="", pools="").replace("30.20", "7 30.20")
+    assert read(text).message == BASE
+
+
+def test_message_that_was_cut_in_a_figure_goes_on_with_nothing() -> None:
+    text, expected = FORMS["cut off"]
+    assert read(f"{text}\nBacktrace:").message == expected
