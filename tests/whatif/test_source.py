@@ -93,6 +93,14 @@ def test_timeline_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
         read_timeline(path)
 
 
+@pytest.mark.parametrize("time", [b"at_wall_seconds", b"at_seconds", b"duration_seconds"])
+def test_lines_with_times_that_no_clock_shows_are_left_out(tmp_path: Path, time: bytes) -> None:
+    path = Startup(layers=6).write(tmp_path)
+    journal = tmp_path / "rank-0.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"%s":' % time, b'"%s":1e308,"x":' % time))
+    assert build(path).layers_from == "inferred"
+
+
 def test_timeline_of_another_history_is_refused(tmp_path: Path) -> None:
     startup = Startup(layers=2)
     path, events = startup.write(tmp_path), len(startup.recorder.events)

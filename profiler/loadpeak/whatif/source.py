@@ -137,6 +137,7 @@ def _settings_at(conf: str, changes: Sequence[Change], event: int) -> AllocatorS
 
 _LAST_SECOND = 1e11
 """No clock shows more: a time beyond it is damage."""
+_TIMES = ("at_seconds", "at_wall_seconds", "duration_seconds")
 
 
 def journal_beside(path: Path) -> list[AnyLine]:
@@ -155,7 +156,7 @@ def journal_beside(path: Path) -> list[AnyLine]:
             line = decode_line(text)
         except msgspec.DecodeError:
             continue
-        if abs(line.at_seconds) < _LAST_SECOND:
+        if all(abs(getattr(line, name, None) or 0) < _LAST_SECOND for name in _TIMES):
             lines.append(line)
     # Without its first line the journal's clock is not known, so nothing in it has a place in the history.
     return lines if any(isinstance(line, RankStart) for line in lines) else []
