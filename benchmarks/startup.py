@@ -73,13 +73,15 @@ def worker_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
-def tokens(llm: Any, count: int = 8, prompts: int = 1, first: int = 100) -> list[int]:
-    """Greedy tokens for fixed prompts, one after the other."""
+def tokens(llm: Any, count: int = 8, prompts: int = 1, tampered: bool = False) -> list[int]:
+    """Greedy tokens for fixed prompts, one after the other; the last prompt's last token may be another."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-    asked = [{"prompt_token_ids": list(range(start, start + 32))} for start in range(first, first + prompts)]
-    done = llm.generate(asked, sampling, use_tqdm=False)
+    asked = [list(range(start, start + 32)) for start in range(100, 100 + prompts)]
+    if tampered:
+        asked[-1][-1] += 1
+    done = llm.generate([{"prompt_token_ids": ids} for ids in asked], sampling, use_tqdm=False)
     return [token for request in done for token in request.outputs[0].token_ids]
 
 
@@ -103,11 +105,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts are answered")
     parser.add_argument("--random", action="store_true", help="random weights, the same in every process")
     parser.add_argument(
-        "--tamper", choices=("weight", "token"), help="what is not as in the baseline, in every other variant"
+        "--tamper", action="append", default=[], help="VARIANT=weight or VARIANT=token: what it has other"
     )
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON for LLM(); repeat it")
     arguments = parser.parse_args()
-    tampered = arguments.tamper if os.environ.get("LOADPEAK_VARIANT", "baseline") != "baseline" else None
+    tampered = dict(text.split("=") for text in arguments.tamper).get(os.environ.get("LOADPEAK_VARIANT"))
     options = {
         name: json.loads(value) for name, _, value in (text.partition("=") for text in arguments.option)
     }
@@ -126,7 +128,7 @@ def main() -> None:
             "start_seconds": round(seconds, 3),
             "ready_allocated_bytes": stats["allocated_bytes.all.current"],
             "retries": stats["num_alloc_retries"],
-            "tokens": tokens(llm, prompts=arguments.prompts, first=101 if tampered == "token" else 100),
+            "tokens": tokens(llm, prompts=arguments.prompts, tampered=tampered == "token"),
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
