@@ -42,6 +42,8 @@ class Tail:
         self._offset = 0
         self._line_number = 0
         self._rest = b""
+        self._overlong = False
+        """The line that :attr:`_rest` belongs to is longer than any of ours, and said to be."""
 
     def read(self) -> Iterator[AnyLine]:
         """Lines added since the last call, oldest first; none while the file is not there."""
@@ -53,10 +55,9 @@ class Tail:
                 if decoded is not None:
                     yield decoded
             if len(self._rest) > LINE_LIMIT_BYTES:
-                self._line_number += 1
-                self._note(f"is longer than {LINE_LIMIT_BYTES} bytes")
-                self._line_number -= 1
-                self._rest = self._rest[:1]
+                if not self._overlong:
+                    self._note(self._line_number + 1, f"is longer than {LINE_LIMIT_BYTES} bytes")
+                self._overlong, self._rest = True, b""
             if len(data) < CHUNK_BYTES:
                 return
 
@@ -76,7 +77,7 @@ class Tail:
             return b""
         except OSError as error:
             if not self.damage:
-                self._note(f"cannot be read: {error.strerror}", whole_file=True)
+                self._note(0, f"cannot be read: {error.strerror}")
             return b""
         self._inode, self.modified_at_wall_seconds = found.st_ino, found.st_mtime
         self._offset += len(data)
@@ -84,15 +85,15 @@ class Tail:
 
     def _decode(self, data: bytes) -> AnyLine | None:
         self._line_number += 1
-        if not data:
+        overlong, self._overlong = self._overlong, False
+        if overlong or not data:
             return None
         try:
             return decode_line(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._note(f"is not a line of a record that this loadpeak knows: {error}")
+            self._note(self._line_number, f"is not a line of a record that this loadpeak knows: {error}")
             return None
 
-    def _note(self, reason: str, whole_file: bool = False) -> None:
-        number = 0 if whole_file else self._line_number
+    def _note(self, line_number: int, reason: str) -> None:
         if len(self.damage) < 100:
-            self.damage.append(Damage(self.path.name, number, reason))
+            self.damage.append(Damage(self.path.name, line_number, reason))

@@ -201,6 +201,18 @@ def test_alerts_that_are_sent_here_are_kept_and_resolved(home: Path) -> None:
     assert alert["status"] == "resolved"
 
 
+def test_alerts_without_a_fingerprint_are_told_apart_by_their_labels(home: Path) -> None:
+    http = client(home)
+    for host, status in (("a", "firing"), ("b", "firing"), ("a", "resolved")):
+        alert = {"status": status, "labels": {"alertname": "x", "host": host}}
+        http.post("/api/alerts", json={"alerts": [alert]})
+    kept = http.get("/api/alerts").json()["alerts"]
+    assert [(alert["labels"]["host"], alert["status"]) for alert in kept] == [
+        ("a", "resolved"),
+        ("b", "firing"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "status"), [(b"{}", 400), (b"\x00", 400), (b"x" * (alerts.LIMIT_BYTES + 1), 413)]
 )
@@ -380,6 +392,16 @@ def test_service_ends_although_a_client_says_nothing(home: Path) -> None:
             time.sleep(0.2)
             process.terminate()
             process.wait(10)
+
+
+def test_client_that_breaks_off_is_no_error_of_the_service(home: Path) -> None:
+    with serving(home) as (process, port):
+        wait_for(lambda: reached(f"http://127.0.0.1:{port}/healthz"))
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(b"POST /api/alerts HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert reached(f"http://127.0.0.1:{port}/healthz")
+        process.terminate()
+        assert process.communicate(timeout=10)[1] == ""
 
 
 def test_run_store_that_does_not_exist_yet_is_served_empty(tmp_path: Path) -> None:

@@ -80,6 +80,23 @@ def test_binary_file_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
     assert "longer than" in tail.damage[0].reason
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"], ids=["torn", "ended"])
+def test_overlong_line_is_reported_once_however_often_it_is_looked_at(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    tail = Tail(path)
+    path.write_bytes(LINE + b"x" * (9 << 20))
+    assert len(list(tail.read())) == 1
+    with path.open("ab") as file:
+        file.write(b"x" * (2 << 20) + end)
+    assert list(tail.read()) == []
+    assert [damage.line_number for damage in tail.damage] == [2]
+    if end:
+        with path.open("ab") as file:
+            file.write(LINE + b"{broken\n")
+        assert len(list(tail.read())) == 1
+        assert [damage.line_number for damage in tail.damage] == [2, 4]
+
+
 # ── a rank ────────────────────────────────────────────────────────────────────────────────────────
 
 
