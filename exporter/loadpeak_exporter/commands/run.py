@@ -58,17 +58,28 @@ def run(
     screen = console.is_terminal and sys.stdout.isatty()
     child = Child(command, environ, _printer(console) if screen else None)
     with child.signals():
-        live.watch(console if screen else _plain(), read, lambda: not child.running or _decided(read()))
+        with _unseen():
+            live.watch(console if screen else _plain(), read, lambda: not child.running or _decided(read()))
         record = read()
         if record is not None:
-            print_summary(console, record)
+            with _unseen():
+                print_summary(console, record)
         child.pass_through()
         code = child.wait()
     _note_end(folder, code)
     if record is None:
         reason = launch.nothing_recorded(command[0], environ, code)
-        console.print(f"loadpeak: {reason}", style="yellow", markup=False, soft_wrap=True)
+        with _unseen():
+            console.print(f"loadpeak: {reason}", style="yellow", markup=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _unseen() -> contextlib.AbstractContextManager[None]:
+    """What cannot be shown (a full disk, a closed pipe) is left out: the command matters more.
+
+    rich answers a closed pipe with SystemExit.
+    """
+    return contextlib.suppress(OSError, SystemExit)
 
 
 def _variant(release: str, split: str) -> str:
