@@ -10,7 +10,7 @@ from loadpeak import run_folder, settings
 
 
 def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
-    """An environment with these settings and a run id of its own; empty values change nothing.
+    """An environment with these settings, and a new run id where it names none; empty values change nothing.
 
     Args:
         base: what the command would get without us.
@@ -20,10 +20,11 @@ def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
         SettingError: a value cannot be used.
     """
     wanted = {**base, **{name: value for name, value in chosen.items() if value}}
-    problems = settings.load(wanted).problems
-    if problems:
-        raise problems[0]
-    return {**wanted, "LOADPEAK_RUN_ID": run_folder.new_run_id(time.time(), f"{os.getpid():x}")}
+    found = settings.load(wanted)
+    if found.problems:
+        raise found.problems[0]
+    run = found.run_id or run_folder.new_run_id(time.time(), f"{os.getpid():x}")
+    return {**wanted, "LOADPEAK_RUN_ID": run}
 
 
 def nothing_recorded(program: str, environ: Mapping[str, str], code: int = 0) -> str:

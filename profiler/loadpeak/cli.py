@@ -4,6 +4,7 @@ Only the command that is called is imported. Only :func:`main` prints an error a
 """
 
 import errno
+import io
 import os
 import sys
 from importlib.metadata import EntryPoint
@@ -64,6 +65,9 @@ def main() -> None:
 
     Output that cannot be written is one line too, and exit status 1; a closed pipe wants no words.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Paths that are no UTF-8, and terminals that show less than it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             build(sys.argv[1:])()

@@ -70,3 +70,16 @@ def test_recorded_command_goes_on_where_nothing_can_be_shown(home: Path) -> None
             check=False,
         )
     assert (done.stdout, done.returncode) == ("served\n", 7)
+
+
+def test_path_that_is_no_utf_8_is_shown_as_it_can_be(tmp_path: Path) -> None:
+    home = tmp_path / "\udcff"
+    done = subprocess.run(
+        [*LOADPEAK, "runs"],
+        env={**environ(home), "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"no runs in {tmp_path}/\\udcff/runs yet")

@@ -445,6 +445,12 @@ def test_what_is_no_file_is_damage_and_stops_nobody(tmp_path: Path) -> None:
     ]
 
 
+def test_folder_whose_name_is_no_utf_8_hides_no_other_run(tmp_path: Path) -> None:
+    Startup(tmp_path, "one").load().ready()
+    (tmp_path / "runs" / "two\udcff").mkdir()
+    assert [run.run for run in RunStore(tmp_path).runs()] == ["one"]
+
+
 def test_link_in_a_circle_hides_no_other_run(tmp_path: Path) -> None:
     Startup(tmp_path, "one").load().ready()
     (tmp_path / "runs" / "loop").symlink_to("loop")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadpeak import run_folder, settings
+from loadpeak.errors import SettingError
 from loadpeak.journal import Journal
 from loadpeak.record import CommandEnd
 from loadpeak_exporter import launch, live
@@ -48,10 +49,12 @@ def run(
     )
     home = settings.load().home
     folder = home / run_folder.RUNS / environ["LOADPEAK_RUN_ID"]
+    if _exists(folder):
+        raise SettingError("LOADPEAK_RUN_ID", folder.name, f"a name that no run in {folder.parent} has yet")
     reader = RunStore(home).reader(folder.name)
 
     def read() -> RunRecord | None:
-        record = reader.read() if folder.exists() else None
+        record = reader.read()
         return record if isinstance(record, RunRecord) else None
 
     console = Console(stderr=True)
@@ -82,6 +85,13 @@ def _unseen() -> contextlib.AbstractContextManager[None]:
     return contextlib.suppress(OSError, SystemExit)
 
 
+def _exists(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError:  # a store that we may not look into
+        return False
+
+
 def _variant(release: str, split: str) -> str:
     """What to call a run after its fixes; nothing for a run without any."""
     names = [release.replace(":", "-")] if release not in ("", "off") else []
@@ -103,10 +113,7 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 def _note_end(folder: Path, code: int) -> None:
     """Write how the command ended, where there is a record to write it into."""
-    if folder.exists():
-        with contextlib.suppress(OSError):
-            journal = Journal(run_folder.command_path(folder))
-            journal.append(
-                CommandEnd(at_seconds=time.monotonic(), at_wall_seconds=time.time(), exit_code=code)
-            )
-            journal.close()
+    with contextlib.suppress(OSError):
+        journal = Journal(run_folder.command_path(folder))
+        journal.append(CommandEnd(at_seconds=time.monotonic(), at_wall_seconds=time.time(), exit_code=code))
+        journal.close()
