@@ -34,7 +34,6 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damage: list[Damage] = []
         self.modified_at_wall_seconds: float | None = None
         self.rewritten = False
         """Another file stands in its place, or it is shorter than it was: it has to be read anew."""
@@ -42,8 +41,20 @@ class Tail:
         self._offset = 0
         self._line_number = 0
         self._rest = b""
+        self._damaged: list[Damage] = []
+        self._unreadable: list[Damage] = []
         self._overlong = False
         """The line that :attr:`_rest` belongs to is longer than any of ours, and said to be."""
+
+    @property
+    def damage(self) -> list[Damage]:
+        """The file as a whole, as long as it cannot be read, and the lines that could not be."""
+        return self._unreadable + self._damaged
+
+    @property
+    def torn(self) -> bool:
+        """Whether it ends within a line, as of the last look."""
+        return bool(self._rest) or self._overlong
 
     def read(self) -> Iterator[AnyLine]:
         """Lines added since the last call, oldest first; none while the file is not there."""
@@ -73,12 +84,11 @@ class Tail:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK_BYTES)
-        except FileNotFoundError:
-            return b""
         except OSError as error:
-            if not self.damage:
-                self._note(0, f"cannot be read: {error.strerror}")
+            if not isinstance(error, FileNotFoundError):
+                self._unreadable = [Damage(self.path.name, 0, f"cannot be read: {error.strerror}")]
             return b""
+        self._unreadable = []
         self._inode, self.modified_at_wall_seconds = found.st_ino, found.st_mtime
         self._offset += len(data)
         return data
@@ -95,5 +105,5 @@ class Tail:
             return None
 
     def _note(self, line_number: int, reason: str) -> None:
-        if len(self.damage) < 100:
-            self.damage.append(Damage(self.path.name, line_number, reason))
+        if len(self._damaged) < 100:
+            self._damaged.append(Damage(self.path.name, line_number, reason))

@@ -18,8 +18,9 @@ from fastapi.testclient import TestClient
 from loadpeak.errors import CommandError, SettingError
 from loadpeak.record import Exporter
 from loadpeak_exporter import alerts, api, serve_settings
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.host_app import create_host_app
-from loadpeak_exporter.store import Host, RunStore
+from loadpeak_exporter.store import MOST_RANKS, RunStore
 from tests.conftest import free_port
 from tests.exporter.building import Startup
 from tests.exporter.test_metrics import parse
@@ -78,6 +79,19 @@ def test_number_of_runs_and_layers_on_metrics_is_bounded(home: Path) -> None:
     assert runs_on_metrics(http) == {"live", "dead"}, "live ones first, then the newest"
     layers = {dict(labels).get("layer") for _, labels in parse(http.get("/metrics").content)} - {None}
     assert layers == {"000"}
+
+
+def test_number_of_ranks_on_metrics_is_bounded(tmp_path: Path) -> None:
+    """A damaged or hostile record has far more ranks than an engine."""
+    for rank in range(MOST_RANKS + 50):
+        Startup(tmp_path, rank=rank, created_at_wall_seconds=1.0).ready().close()
+    http = client(tmp_path)
+    ranks = {dict(labels)["rank"] for _, labels in parse(http.get("/metrics").content)}
+    assert ranks == {str(rank) for rank in range(MOST_RANKS)}
+    (run,) = http.get("/api/runs").json()["runs"]
+    assert [damage["reason"] for damage in run["damage"]] == [
+        f"holds more ranks than any engine has; {MOST_RANKS} of them are read"
+    ]
 
 
 def test_runs_are_listed_in_short_with_damaged_ones(home: Path) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadpeak_exporter import serve_settings
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.host_app import create_host_app
 from loadpeak_exporter.server import Server, bind
-from loadpeak_exporter.store import Host, RunStore
+from loadpeak_exporter.store import RunStore
 from tests.exporter.building import Startup
 from tests.profiler.test_sampler import wait_for
 

@@ -1,9 +1,12 @@
 """Records are read while they are written, and damage is shown with what could be read."""
 
+import contextlib
 import math
 import os
 import shutil
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 
 from loadpeak.errors import AmbiguousRunError, RunNotFoundError
 from loadpeak.record import CommandEnd, Exit, HookError, RankEnd, encode_line
+from loadpeak_exporter import store
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
-from loadpeak_exporter.store import STALE_SECONDS, Host, RunReader, RunStore
+from loadpeak_exporter.store import STALE_SECONDS, RunReader, RunStore
 from loadpeak_exporter.tail import Tail
 from tests.exporter.building import RESIDENT, Startup
 from tests.fakes import AbsentAllocator, FakeClock, MiB, phase_of
@@ -322,6 +327,97 @@ def test_damaged_folders_are_listed_with_what_is_wrong(tmp_path: Path) -> None:
     assert isinstance(binary, DamagedRun)
     assert "is not there" in empty.damage[0].reason
     assert "cannot be read" in binary.damage[0].reason
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """Without the rights of an administrator, whom no permissions stop."""
+    administrator = os.geteuid() == 0
+    if administrator:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if administrator:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that others may look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("rank-0.jsonl", ("rank-0.jsonl", "cannot be read: Permission denied")),
+        ("", ("the folder", "cannot be listed: Permission denied")),
+        ("run.json", ("run.json", "cannot be read: Permission denied")),
+    ],
+)
+def test_run_that_may_not_be_read_is_damaged_until_it_may(
+    shared: Path, place: str, problem: tuple[str, str]
+) -> None:
+    folder = Startup(shared).load().ready().folder
+    runs = RunStore(shared, host(wall=lambda: 10.0))
+    mode = (folder / place).stat().st_mode
+    (folder / place).chmod(0o311)
+    with nobody():
+        (run,) = runs.runs()
+        assert isinstance(run, DamagedRun), "neither loading, nor figures"
+        assert [(damage.file, damage.reason) for damage in run.damage] == [problem]
+        with pytest.raises(RunNotFoundError, match=" ".join(problem)):
+            runs.find("source")
+        assert runs.exported(math.inf, 10) == []
+    (folder / place).chmod(mode)
+    with nobody():
+        found = runs.find("source")
+    assert (found.outcome, found.damage) == ("ready", ())
+
+
+def test_journal_that_may_not_be_read_hides_no_other_rank(shared: Path) -> None:
+    Startup(shared).load().journal.path.chmod(0)
+    Startup(shared, rank=1).load().ready()
+    with nobody():
+        run = read(shared)
+    assert [rank.rank for rank in run.ranks] == [1]
+    assert [damage.file for damage in run.damage] == ["rank-0.jsonl"]
+
+
+@pytest.mark.parametrize("journal", [None, b""], ids=["no journal", "empty journal"])
+def test_run_whose_ranks_wrote_nothing_is_damaged_in_the_end(tmp_path: Path, journal: bytes | None) -> None:
+    """The first rank died, or found the disk full, just after it had made the folder."""
+    folder = Startup(tmp_path, created_at_wall_seconds=100.0).folder
+    (folder / "rank-0.jsonl").unlink()
+    if journal is not None:
+        (folder / "rank-0.jsonl").write_bytes(journal)
+    now = 101.0
+    reader = RunReader(folder, host(wall=lambda: now))
+    young = reader.read()
+    assert isinstance(young, RunRecord)
+    assert (young.outcome, young.ranks) == ("loading", ())
+    now += STALE_SECONDS
+    old = reader.read()
+    assert isinstance(old, DamagedRun)
+    assert "holds no line of any rank" in old.damage[0].reason
+
+
+def test_number_of_ranks_that_are_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST_RANKS", 3)
+    reader = RunReader(Startup(tmp_path, rank=11).load().ready().folder, host())
+    assert isinstance(reader.read(), RunRecord)
+    for rank in (10, 2, 1):
+        Startup(tmp_path, rank=rank).load().ready()
+    for _ in range(2):
+        run = reader.read()
+        assert isinstance(run, RunRecord)
+        assert [rank.rank for rank in run.ranks] == [1, 2, 11]
+        assert [damage.reason for damage in run.damage] == [
+            "holds more ranks than any engine has; 3 of them are read"
+        ]
 
 
 def test_run_with_a_damaged_line_shows_what_could_be_read(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ function notes(run, rank) {
   if (rank?.sampler_warning) lines.push(html`${rank.sampler_warning}`);
   for (const fix of rank?.fixes ?? []) if (!fix.active) lines.push(html`${fix.name} ${fix.value} is inactive: ${fix.detail}`);
   for (const place of run.damage.slice(0, 3))
-    lines.push(html`<span class="damaged">${place.file} line ${place.line_number} ${place.reason}</span>`);
+    lines.push(html`<span class="damaged">${place.file}${place.line_number ? ` line ${place.line_number}` : ""} ${place.reason}</span>`);
   return lines.join("<br />");
 }
 
