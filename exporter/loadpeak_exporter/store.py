@@ -199,6 +199,7 @@ class RunReader:
     def _rank_record(self, rank: _Rank, header: Header, here: bool) -> RankRecord | None:
         fold = rank.fold
         gone = self._gone(rank, header) if fold.outcome == "loading" else None
+        gone = gone and (self._doubt(rank) or gone)
         return fold.record(self._host.clock() if here and gone is None else None, gone)
 
     def _gone(self, rank: _Rank, header: Header) -> str | None:
@@ -214,6 +215,17 @@ class RunReader:
         if self._host.wall() - modified > STALE_SECONDS:
             return f"nothing was written for {STALE_SECONDS:.0f} s before the engine was ready"
         return None
+
+    def _doubt(self, rank: _Rank) -> str | None:
+        """Why a rank that is gone without a word may have been ready before, if anything hints at it."""
+        torn = next((tail for tail in (rank.journal, rank.samples) if tail.torn or tail.damage), None)
+        if torn is not None:
+            hint = f"{torn.path.name} is not whole, as on a full disk"
+        elif self._exit_code == 0:
+            hint = "the command ended with exit code 0"
+        else:
+            return None
+        return f"the process is gone, and whether the engine was ready before is not known: {hint}"
 
 
 class RunStore:

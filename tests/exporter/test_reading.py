@@ -268,6 +268,41 @@ def test_rank_whose_process_is_gone_was_killed(tmp_path: Path, found: dict[str, 
     assert read(tmp_path, on=host(**HERE, proc=proc(tmp_path / "proc", **found))).outcome == "killed"
 
 
+def test_sample_of_a_ready_engine_stands_for_a_line_that_found_the_disk_full(tmp_path: Path) -> None:
+    startup = Startup(tmp_path).load()
+    startup.session.phase = "ready"
+    startup.sample()
+    rank = rank_of(tmp_path)
+    assert (rank.outcome, rank.phase, rank.failure) == ("ready", "ready", None)
+    assert (rank.ready_allocated_bytes, rank.ready_at_seconds) == (None, None), "these are lost"
+
+
+@pytest.mark.parametrize(
+    ("file", "added", "hint"),
+    [
+        ("rank-0.jsonl", LINE[:10], "rank-0.jsonl is not whole, as on a full disk"),
+        ("device-0.jsonl", b"{broken\n", "device-0.jsonl is not whole, as on a full disk"),
+        (
+            "command.jsonl",
+            encode_line(CommandEnd(at_seconds=1, at_wall_seconds=1, exit_code=0)),
+            "the command ended with exit code 0",
+        ),
+        ("command.jsonl", encode_line(CommandEnd(at_seconds=1, at_wall_seconds=1, exit_code=137)), None),
+    ],
+)
+def test_record_that_ends_early_does_not_claim_to_know_the_end(
+    tmp_path: Path, file: str, added: bytes, hint: str | None
+) -> None:
+    startup = Startup(tmp_path, pid=42, **HERE).load()
+    with (startup.folder / file).open("ab") as record:
+        record.write(added)
+    failure = read(tmp_path, on=host(**HERE, proc=tmp_path)).ranks[0].failure
+    assert failure is not None
+    unknown = "the process is gone, and whether the engine was ready before is not known: "
+    expected = unknown + hint if hint else "the process was gone before the engine was ready"
+    assert failure.reason == expected
+
+
 @pytest.mark.parametrize(
     "other", [{"boot_id": "b", "pid_namespace": 8}, {"boot_id": "c", "pid_namespace": 7}]
 )
