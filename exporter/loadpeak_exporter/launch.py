@@ -27,8 +27,17 @@ def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
     return {**wanted, "LOADPEAK_RUN_ID": run}
 
 
+def has_folder(environ: Mapping[str, str]) -> bool:
+    """Whether the run store has a run of this environment's name, as far as we may look into it."""
+    found = settings.load(environ)
+    try:
+        return (found.home / run_folder.RUNS / environ["LOADPEAK_RUN_ID"]).exists()
+    except OSError:
+        return False
+
+
 def nothing_recorded(program: str, environ: Mapping[str, str], code: int = 0) -> str:
-    """Why a command left no record, and what to do.
+    """Why a command left no record that can be read, and what to do.
 
     Args:
         program: what was started.
@@ -37,6 +46,8 @@ def nothing_recorded(program: str, environ: Mapping[str, str], code: int = 0) ->
     """
     if settings.load(environ).disabled:
         return "nothing was recorded: LOADPEAK_DISABLE is set; unset it to record"
+    if has_folder(environ):
+        return f"the record {environ['LOADPEAK_RUN_ID']} cannot be read; `loadpeak runs` says why"
     if code:
         return (
             f"nothing was recorded: {program!r} ended with exit code {code} before a vLLM worker with "

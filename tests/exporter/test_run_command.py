@@ -152,6 +152,12 @@ def test_command_without_vllm_is_told_what_to_do(tmp_path: Path, code: int, reas
     assert reason in done.stderr
 
 
+def test_record_that_cannot_be_read_is_named_as_the_reason(tmp_path: Path) -> None:
+    done = loadpeak(tmp_path, "run", *recording("startup.journal.path.write_bytes(b'{broken')"))
+    name = only_run(tmp_path).name
+    assert done.stderr == f"loadpeak: the record {name} cannot be read; `loadpeak runs` says why\n"
+
+
 def test_disabled_recording_is_named_as_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [*LOADPEAK, "run", "--", "true"],

@@ -49,7 +49,7 @@ def run(
     )
     home = settings.load().home
     folder = home / run_folder.RUNS / environ["LOADPEAK_RUN_ID"]
-    if _exists(folder):
+    if launch.has_folder(environ):
         raise SettingError("LOADPEAK_RUN_ID", folder.name, f"a name that no run in {folder.parent} has yet")
     reader = RunStore(home).reader(folder.name)
 
@@ -83,13 +83,6 @@ def _unseen() -> contextlib.AbstractContextManager[None]:
     rich answers a closed pipe with SystemExit.
     """
     return contextlib.suppress(OSError, SystemExit)
-
-
-def _exists(folder: Path) -> bool:
-    try:
-        return folder.exists()
-    except OSError:  # a store that we may not look into
-        return False
 
 
 def _variant(release: str, split: str) -> str:
