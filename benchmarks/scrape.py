@@ -19,8 +19,9 @@ from tests.exporter.building import Startup
 
 from loadpeak_exporter.collector import registry
 from loadpeak_exporter.exposition import Exposition
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.records import RunRecord
-from loadpeak_exporter.store import Host, RunReader
+from loadpeak_exporter.store import RunReader
 
 RANKS, LAYERS = 8, 96
 

@@ -76,7 +76,9 @@ def create_router() -> APIRouter:
                 http.HTTPStatus.BAD_REQUEST, f"not a notification of Alertmanager: {error}"
             ) from error
         for alert in notification.alerts:
-            for old in [old for old in kept if old["fingerprint"] == alert.fingerprint]:
+            # Alertmanager's fingerprint stands for the labels; others may send none.
+            name = alert.fingerprint or alert.labels
+            for old in [old for old in kept if (old["fingerprint"] or old["labels"]) == name]:
                 kept.remove(old)
             kept.appendleft({"received_at_wall_seconds": time.time(), **msgspec.to_builtins(alert)})
         return Response(status_code=http.HTTPStatus.NO_CONTENT)

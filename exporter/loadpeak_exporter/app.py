@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from loadpeak import __version__
 from loadpeak.errors import AmbiguousRunError, LoadpeakError, RunNotFoundError
@@ -46,6 +47,7 @@ def create_app(
     app.exception_handler(LoadpeakError)(_our_error)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
+    app.exception_handler(ClientDisconnect)(_gone)
     app.exception_handler(Exception)(_unexpected)
     return app
 
@@ -100,6 +102,11 @@ async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return error_response(http.HTTPStatus.UNPROCESSABLE_ENTITY, f"{place}: {first['msg']}")
+
+
+async def _gone(request: Request, error: Exception) -> JSONResponse:
+    """For nobody: without an answer the server would log a traceback."""
+    return error_response(http.HTTPStatus.BAD_REQUEST, "the request ended before its body did")
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

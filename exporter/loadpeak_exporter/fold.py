@@ -86,6 +86,7 @@ class RankFold:
         self._counts: dict[str, int | None] = {"retries": None, "ooms": None}
         self._failure: FailureRecord | None = None
         self._ready: Ready | None = None
+        self._served = False
         self._hook_errors = 0
         self._fixes: dict[str, Fix] = {}
         self._exporter: str | None = None
@@ -122,7 +123,7 @@ class RankFold:
         elif isinstance(line, DeviceFound):
             self._device = line.device
         elif isinstance(line, Ready):
-            self._phase, self._ready = "ready", line
+            self._phase, self._ready, self._served = "ready", line, True
             self._read(line.memory, line.at_seconds)
         elif isinstance(line, Failure):
             first = (line.message.strip().splitlines() or [""])[0]
@@ -145,7 +146,7 @@ class RankFold:
     @property
     def outcome(self) -> Outcome:
         """What the lines say; whether a rank that says ``loading`` still lives is for others to find out."""
-        return "ready" if self._ready else self._failure.outcome if self._failure else "loading"
+        return "ready" if self._served else self._failure.outcome if self._failure else "loading"
 
     def record(self, now_seconds: float | None, gone: str | None = None) -> RankRecord | None:
         """What is known; nothing before the journal's first line.
@@ -169,10 +170,10 @@ class RankFold:
             started_at_seconds=self.start.at_seconds,
             started_at_wall_seconds=self.start.at_wall_seconds,
             updated_at_seconds=max([self._updated, *self.history.device_times[-1:]]),
-            outcome="ready" if self._ready else failure.outcome if failure else "loading",
+            outcome="ready" if self._served else failure.outcome if failure else "loading",
             phase=self._phase,
             device=self._device,
-            failure=None if self._ready else failure,
+            failure=None if self._served else failure,
             phases=tuple(self._phase_record(phase, state) for phase, state in self._phases.items()),
             layers=tuple(self._layer_record(layer) for layer in sorted(self._layers)),
             layers_expected=None if self._expected is None else len(self._expected),
@@ -243,6 +244,9 @@ class RankFold:
     def _sample(self, line: Sample) -> None:
         self.history.device_times.append(line.at_seconds)
         self.history.device_values.append(line.used_bytes)
+        if line.phase == "ready":
+            # The sampler is told so when the engine is: it stands for a Ready that found the disk full.
+            self._phase, self._served = "ready", True
         peak = highest(line.used_bytes, line.phase_peak_bytes)
         if peak is not None:
             self._device_peaks[line.phase] = max(peak, self._device_peaks.get(line.phase, 0))

@@ -31,9 +31,10 @@ def attach(recording: Recording) -> None:
 
 def _serve(recording: Recording, folder: Path, port: int) -> None:
     from loadpeak_exporter.app import create_app
+    from loadpeak_exporter.host import Host
     from loadpeak_exporter.records import RunRecord
     from loadpeak_exporter.server import Server, bind
-    from loadpeak_exporter.store import Host, RunReader
+    from loadpeak_exporter.store import RunReader
 
     reader = RunReader(folder, Host.this())
 

@@ -10,7 +10,7 @@ from loadpeak import run_folder, settings
 
 
 def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
-    """An environment with these settings and a run id of its own; empty values change nothing.
+    """An environment with these settings, and a new run id where it names none; empty values change nothing.
 
     Args:
         base: what the command would get without us.
@@ -20,14 +20,24 @@ def environment(base: Mapping[str, str], **chosen: str) -> dict[str, str]:
         SettingError: a value cannot be used.
     """
     wanted = {**base, **{name: value for name, value in chosen.items() if value}}
-    problems = settings.load(wanted).problems
-    if problems:
-        raise problems[0]
-    return {**wanted, "LOADPEAK_RUN_ID": run_folder.new_run_id(time.time(), f"{os.getpid():x}")}
+    found = settings.load(wanted)
+    if found.problems:
+        raise found.problems[0]
+    run = found.run_id or run_folder.new_run_id(time.time(), f"{os.getpid():x}")
+    return {**wanted, "LOADPEAK_RUN_ID": run}
+
+
+def has_folder(environ: Mapping[str, str]) -> bool:
+    """Whether the run store has a run of this environment's name, as far as we may look into it."""
+    found = settings.load(environ)
+    try:
+        return (found.home / run_folder.RUNS / environ["LOADPEAK_RUN_ID"]).exists()
+    except OSError:
+        return False
 
 
 def nothing_recorded(program: str, environ: Mapping[str, str], code: int = 0) -> str:
-    """Why a command left no record, and what to do.
+    """Why a command left no record that can be read, and what to do.
 
     Args:
         program: what was started.
@@ -36,6 +46,8 @@ def nothing_recorded(program: str, environ: Mapping[str, str], code: int = 0) ->
     """
     if settings.load(environ).disabled:
         return "nothing was recorded: LOADPEAK_DISABLE is set; unset it to record"
+    if has_folder(environ):
+        return f"the record {environ['LOADPEAK_RUN_ID']} cannot be read; `loadpeak runs` says why"
     if code:
         return (
             f"nothing was recorded: {program!r} ended with exit code {code} before a vLLM worker with "

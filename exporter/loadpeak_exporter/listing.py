@@ -90,7 +90,8 @@ class Listing:
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
+        entry.name.encode()
         return entry.is_dir()
-    except OSError:
-        # A link in a circle, or into a folder that we may not read.
+    except (OSError, UnicodeEncodeError):
+        # A link in a circle, or into a folder that we may not read; a name that no run of ours can have.
         return False

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ from loadpeak.errors import AmbiguousRunError, RunNotFoundError
 from loadpeak.record import CommandEnd, Header, Outcome, decode_header
 from loadpeak_exporter.fold import RankFold
 from loadpeak_exporter.history import Timeline
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.listing import Listing
 from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
 from loadpeak_exporter.tail import Damage, Tail
@@ -24,25 +23,12 @@ from loadpeak_exporter.tail import Damage, Tail
 STALE_SECONDS = 60.0
 """Where a rank's process cannot be looked up, this long without a line means that it is gone."""
 
+MOST_RANKS = 256
+"""Ranks of a run that are read; no engine has as many, and what reads runs need not bound them again."""
 MOST_READERS = 64
 """Readers that are kept beside those of ``/metrics``; another one starts its files from the beginning."""
 MOST_SHORT = 10_000
 """Runs whose short form is kept."""
-
-
-class Host(NamedTuple):
-    """What a reader knows of the host it runs on; a test gives another."""
-
-    boot_id: str | None
-    pid_namespace: int | None
-    clock: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
-    proc: Path = Path("/proc")
-
-    @classmethod
-    def this(cls) -> Host:
-        """The host of this process."""
-        return cls(*run_folder.whereabouts())
 
 
 class _Rank(NamedTuple):
@@ -66,6 +52,7 @@ class RunReader:
     def _start_over(self, header_inode: int | None) -> None:
         self._header_inode = header_inode
         self._ranks: dict[int, _Rank] = {}
+        self._left_out: tuple[Damage, ...] = ()
         self._command = Tail(run_folder.command_path(self.folder))
         self._exit_code: int | None = None
         self._header: Header | None = None
@@ -106,6 +93,9 @@ class RunReader:
         if isinstance(record, RunRecord) and not changed and record.outcome != "loading":
             return record
         renewed = self._build(self._header)
+        if not renewed.ranks and (damage := renewed.damage or self._silence(self._header)):
+            self._record = None
+            return DamagedRun(run=self.folder.name, damage=damage)
         if not isinstance(record, RunRecord) or changed or renewed != record:
             self._record = record = renewed
         return record
@@ -118,22 +108,29 @@ class RunReader:
         with self._lock:
             return found.fold.history.timeline(rank, found.fold.start.at_seconds, points)
 
-    def _shares_pids(self, header: Header) -> bool:
-        """Whether the run's process ids mean something here: same boot, same pid namespace."""
-        here = (self._host.boot_id, self._host.pid_namespace)
-        return None not in here and (header.boot_id, header.pid_namespace) == here
-
     def _header_damage(self) -> tuple[Damage, ...]:
         path = self.folder / run_folder.HEADER
         try:
             decode_header(path.read_bytes())
         except FileNotFoundError:
             reason = "is not there; the folder is no run, or its first rank died before it wrote one"
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = f"cannot be read: {error}"
         else:
             return ()
         return (Damage(run_folder.HEADER, 0, reason),)
+
+    def _silence(self, header: Header) -> tuple[Damage, ...]:
+        """For a run without ranks: nothing while they may still come."""
+        if self._host.wall() - header.created_at_wall_seconds <= STALE_SECONDS:
+            return ()
+        reason = "holds no line of any rank; they died, or found the disk full, before they could write one"
+        return (Damage("the folder", 0, reason),)
+
+    def _damage(self) -> tuple[Damage, ...]:
+        return self._left_out + tuple(damage for tail in self._tails() for damage in tail.damage)
 
     @property
     def unread(self) -> bool:
@@ -153,24 +150,36 @@ class RunReader:
 
     def _follow(self) -> bool:
         """Read what was added to any file; true if anything was."""
-        changed = False
-        for path in self.folder.glob("rank-*.jsonl"):
-            number = path.stem.partition("-")[2]
-            if number.isdecimal() and int(number) not in self._ranks:
-                samples = Tail(run_folder.device_path(self.folder, int(number)))
-                self._ranks[int(number)] = _Rank(RankFold(), Tail(path), samples)
+        changed, damage = False, self._damage()
+        if len(self._ranks) < MOST_RANKS:
+            self._look_for_ranks()
         for rank in self._ranks.values():
             for tail in (rank.journal, rank.samples):
-                damage = len(tail.damage)
                 for line in tail.read():
                     rank.fold.feed(line)
                     changed = True
-                changed = changed or len(tail.damage) != damage
         for line in self._command.read():
             if isinstance(line, CommandEnd):
                 self._exit_code = line.exit_code
                 changed = True
-        return changed
+        return changed or self._damage() != damage
+
+    def _look_for_ranks(self) -> None:
+        """Take up journals that have come, as long as there is room for more."""
+        self._left_out = ()
+        try:
+            numbers = [number for number in run_folder.ranks(self.folder) if number not in self._ranks]
+        except OSError as error:
+            self._left_out = (Damage("the folder", 0, f"cannot be listed: {error.strerror}"),)
+            return
+        room = MOST_RANKS - len(self._ranks)
+        for number in numbers[:room]:
+            journal = Tail(run_folder.journal_path(self.folder, number))
+            samples = Tail(run_folder.device_path(self.folder, number))
+            self._ranks[number] = _Rank(RankFold(), journal, samples)
+        if len(numbers) > room:
+            reason = f"holds more ranks than any engine has; {MOST_RANKS} of them are read"
+            self._left_out = (Damage("the folder", 0, reason),)
 
     def _build(self, header: Header) -> RunRecord:
         here = header.boot_id is not None and header.boot_id == self._host.boot_id
@@ -183,13 +192,14 @@ class RunReader:
             header=header,
             outcome=run_outcome(ranks),
             ranks=tuple(ranks),
-            damage=tuple(damage for tail in self._tails() for damage in tail.damage),
+            damage=self._damage(),
             exit_code=self._exit_code,
         )
 
     def _rank_record(self, rank: _Rank, header: Header, here: bool) -> RankRecord | None:
         fold = rank.fold
         gone = self._gone(rank, header) if fold.outcome == "loading" else None
+        gone = gone and (self._doubt(rank) or gone)
         return fold.record(self._host.clock() if here and gone is None else None, gone)
 
     def _gone(self, rank: _Rank, header: Header) -> str | None:
@@ -197,8 +207,8 @@ class RunReader:
         start = rank.fold.start
         if start is None:
             return None
-        if self._shares_pids(header):
-            lives = self._lives(start.pid, start.at_seconds)
+        if self._host.shares_pids(header):
+            lives = self._host.lives(start.pid, start.at_seconds)
             return None if lives else "the process was gone before the engine was ready"
         # Another host, or another container: process ids mean nothing here.
         modified = max(tail.modified_at_wall_seconds or 0.0 for tail in (rank.journal, rank.samples))
@@ -206,15 +216,16 @@ class RunReader:
             return f"nothing was written for {STALE_SECONDS:.0f} s before the engine was ready"
         return None
 
-    def _lives(self, pid: int, recorded_at_seconds: float) -> bool:
-        """Whether the process runs, and is not a later one that was given the same number."""
-        try:
-            stat = (self._host.proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        state, started_at_ticks = stat[0], int(stat[19])
-        started_at_seconds = started_at_ticks / os.sysconf("SC_CLK_TCK")
-        return state != "Z" and started_at_seconds < recorded_at_seconds + 1.0
+    def _doubt(self, rank: _Rank) -> str | None:
+        """Why a rank that is gone without a word may have been ready before, if anything hints at it."""
+        torn = next((tail for tail in (rank.journal, rank.samples) if tail.torn or tail.damage), None)
+        if torn is not None:
+            hint = f"{torn.path.name} is not whole, as on a full disk"
+        elif self._exit_code == 0:
+            hint = "the command ended with exit code 0"
+        else:
+            return None
+        return f"the process is gone, and whether the engine was ready before is not known: {hint}"
 
 
 class RunStore:

@@ -34,7 +34,6 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damage: list[Damage] = []
         self.modified_at_wall_seconds: float | None = None
         self.rewritten = False
         """Another file stands in its place, or it is shorter than it was: it has to be read anew."""
@@ -42,6 +41,20 @@ class Tail:
         self._offset = 0
         self._line_number = 0
         self._rest = b""
+        self._damaged: list[Damage] = []
+        self._unreadable: list[Damage] = []
+        self._overlong = False
+        """The line that :attr:`_rest` belongs to is longer than any of ours, and said to be."""
+
+    @property
+    def damage(self) -> list[Damage]:
+        """The file as a whole, as long as it cannot be read, and the lines that could not be."""
+        return self._unreadable + self._damaged
+
+    @property
+    def torn(self) -> bool:
+        """Whether it ends within a line, as of the last look."""
+        return bool(self._rest) or self._overlong
 
     def read(self) -> Iterator[AnyLine]:
         """Lines added since the last call, oldest first; none while the file is not there."""
@@ -53,10 +66,9 @@ class Tail:
                 if decoded is not None:
                     yield decoded
             if len(self._rest) > LINE_LIMIT_BYTES:
-                self._line_number += 1
-                self._note(f"is longer than {LINE_LIMIT_BYTES} bytes")
-                self._line_number -= 1
-                self._rest = self._rest[:1]
+                if not self._overlong:
+                    self._note(self._line_number + 1, f"is longer than {LINE_LIMIT_BYTES} bytes")
+                self._overlong, self._rest = True, b""
             if len(data) < CHUNK_BYTES:
                 return
 
@@ -72,27 +84,26 @@ class Tail:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK_BYTES)
-        except FileNotFoundError:
-            return b""
         except OSError as error:
-            if not self.damage:
-                self._note(f"cannot be read: {error.strerror}", whole_file=True)
+            if not isinstance(error, FileNotFoundError):
+                self._unreadable = [Damage(self.path.name, 0, f"cannot be read: {error.strerror}")]
             return b""
+        self._unreadable = []
         self._inode, self.modified_at_wall_seconds = found.st_ino, found.st_mtime
         self._offset += len(data)
         return data
 
     def _decode(self, data: bytes) -> AnyLine | None:
         self._line_number += 1
-        if not data:
+        overlong, self._overlong = self._overlong, False
+        if overlong or not data:
             return None
         try:
             return decode_line(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._note(f"is not a line of a record that this loadpeak knows: {error}")
+            self._note(self._line_number, f"is not a line of a record that this loadpeak knows: {error}")
             return None
 
-    def _note(self, reason: str, whole_file: bool = False) -> None:
-        number = 0 if whole_file else self._line_number
-        if len(self.damage) < 100:
-            self.damage.append(Damage(self.path.name, number, reason))
+    def _note(self, line_number: int, reason: str) -> None:
+        if len(self._damaged) < 100:
+            self._damaged.append(Damage(self.path.name, line_number, reason))

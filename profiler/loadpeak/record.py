@@ -10,6 +10,7 @@ host; the first line of each file carries the wall clock beside it. Sizes are by
 is missing was not available: it is never zero instead.
 """
 
+import json
 from typing import Literal
 
 import msgspec
@@ -343,9 +344,17 @@ _decoder: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 _header_decoder = msgspec.json.Decoder(Header)
 
 
+def _encode(value: Line | Header) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        # Bytes of a path or of the environment that are no UTF-8: a question mark stands for each.
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode(errors="replace")
+
+
 def encode_line(line: Line) -> bytes:
     """One line, ended by a newline."""
-    return _encoder.encode(line) + b"\n"
+    return _encode(line) + b"\n"
 
 
 def decode_line(data: bytes) -> AnyLine:
@@ -359,7 +368,7 @@ def decode_line(data: bytes) -> AnyLine:
 
 def encode_header(header: Header) -> bytes:
     """``run.json``, readable."""
-    return msgspec.json.format(_encoder.encode(header), indent=2) + b"\n"
+    return msgspec.json.format(_encode(header), indent=2) + b"\n"
 
 
 def decode_header(data: bytes) -> Header:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loadpeak import __version__, memory_history, parts, run_folder, torch_allocator, weight_hashes
 from loadpeak.journal import Journal
-from loadpeak.record import FORMAT, Exit, Header, HookError, Line, RankStart
+from loadpeak.record import FORMAT, Exit, Failure, Header, HookError, Line, RankStart, Ready
 from loadpeak.sampler.process import SamplerProcess
 from loadpeak.session import Session
 
@@ -48,6 +48,7 @@ class Recording:
         self._journal: Journal | None = None
         self._sampler: SamplerProcess | None = None
         self._lost_said = False
+        self._unsaid: Ready | Failure | None = None
         allocator = torch_allocator.TorchAllocator()
         try:
             self._open()
@@ -80,7 +81,10 @@ class Recording:
         """Append a line to the journal of this rank."""
         if self._journal is None:
             return
+        lost = self._journal.lost
         self._journal.append(line)
+        if self._journal.lost > lost and isinstance(line, Ready | Failure):
+            self._unsaid = line
         if self._journal.lost and not self._lost_said:
             self._lost_said = True
             logger.warning("lines of the record are lost, %s cannot be written", self._journal.path)
@@ -151,8 +155,11 @@ class Recording:
         return self._sampler is None or self._sampler.ended(seconds)
 
     def _exit(self) -> None:
+        """The interpreter closes: say what has not been said, or could not be while the disk was full."""
         if self.session.outcome == "loading":
             self.write(Exit(at_seconds=time.monotonic()))
+        elif self._unsaid is not None:
+            self.write(self._unsaid)
 
     def _record_hook_error(self, hook: str, error: BaseException, count: int) -> None:
         text = f"{type(error).__name__}: {error}"[:500]

@@ -7,6 +7,7 @@ writes the header, and the others find it.
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from loadpeak.record import Header, decode_header, encode_header
 
 RUNS = "runs"
 HEADER = "run.json"
+_JOURNAL = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.jsonl")
 SAME_START_SECONDS = 3600.0
 """Ranks of one engine join it within this time; a later engine with the same id is another run."""
 
@@ -24,6 +26,15 @@ SAME_START_SECONDS = 3600.0
 def journal_path(folder: Path, rank: int) -> Path:
     """The journal that a rank writes."""
     return folder / f"rank-{rank}.jsonl"
+
+
+def ranks(folder: Path) -> list[int]:
+    """Numbers of the ranks that have a journal, lowest first.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    return sorted(int(found[1]) for path in folder.iterdir() if (found := _JOURNAL.fullmatch(path.name)))
 
 
 def device_path(folder: Path, rank: int) -> Path:

@@ -70,8 +70,12 @@ def _flag(text: str) -> bool:
     ]
 
 
+NAME = "a name of at most 200 bytes in UTF-8, without slashes"
+
+
 def _name(text: str) -> str:
-    if not 0 < len(text) <= 200 or any(c in "/\\\n\0" for c in text) or text.startswith("."):
+    # A file name has at most 255 bytes; what is no UTF-8 in the environment does not encode.
+    if not 0 < len(text.encode()) <= 200 or any(c in "/\\\n\0" for c in text) or text.startswith("."):
         raise ValueError
     return text
 
@@ -175,7 +179,7 @@ TABLE: tuple[Setting, ...] = (
         "LOADPEAK_RUN_ID",
         "run_id",
         "",
-        "a file name without slashes",
+        NAME,
         "Names the run of the next engine that starts; a time and the engine's id when empty.",
         _optional_name,
     ),
@@ -183,7 +187,7 @@ TABLE: tuple[Setting, ...] = (
         "LOADPEAK_VARIANT",
         "variant",
         "baseline",
-        "a short name",
+        NAME,
         "What is tried in this run, for example `baseline` or `moe-layer`; a label of every series.",
         _name,
     ),
@@ -191,7 +195,7 @@ TABLE: tuple[Setting, ...] = (
         "LOADPEAK_EXPERIMENT",
         "experiment",
         "",
-        "a short name",
+        NAME,
         "Groups runs that belong together.",
         _optional_name,
     ),

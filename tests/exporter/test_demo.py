@@ -12,8 +12,9 @@ import pytest
 
 from loadpeak_exporter.commands.demo import RECORDED, VARIANTS
 from loadpeak_exporter.compare import compare
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.records import RunRecord
-from loadpeak_exporter.store import Host, RunReader
+from loadpeak_exporter.store import RunReader
 from tests.exporter.test_run_command import LOADPEAK, environ
 
 GIB = 1 << 30

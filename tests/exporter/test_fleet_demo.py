@@ -9,9 +9,10 @@ from fastapi.testclient import TestClient
 from loadpeak_exporter import replay, serve_settings
 from loadpeak_exporter.commands.demo import RECORDED
 from loadpeak_exporter.fleet_demo import CARD_BYTES, RANKS, STORIES, Act, cast
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.host_app import create_host_app
 from loadpeak_exporter.records import RunRecord
-from loadpeak_exporter.store import Host, RunReader, RunStore
+from loadpeak_exporter.store import RunReader, RunStore
 
 MIB = 1 << 20
 

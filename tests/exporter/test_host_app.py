@@ -18,8 +18,9 @@ from fastapi.testclient import TestClient
 from loadpeak.errors import CommandError, SettingError
 from loadpeak.record import Exporter
 from loadpeak_exporter import alerts, api, serve_settings
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.host_app import create_host_app
-from loadpeak_exporter.store import Host, RunStore
+from loadpeak_exporter.store import MOST_RANKS, RunStore
 from tests.conftest import free_port
 from tests.exporter.building import Startup
 from tests.exporter.test_metrics import parse
@@ -78,6 +79,19 @@ def test_number_of_runs_and_layers_on_metrics_is_bounded(home: Path) -> None:
     assert runs_on_metrics(http) == {"live", "dead"}, "live ones first, then the newest"
     layers = {dict(labels).get("layer") for _, labels in parse(http.get("/metrics").content)} - {None}
     assert layers == {"000"}
+
+
+def test_number_of_ranks_on_metrics_is_bounded(tmp_path: Path) -> None:
+    """A damaged or hostile record has far more ranks than an engine."""
+    for rank in range(MOST_RANKS + 50):
+        Startup(tmp_path, rank=rank, created_at_wall_seconds=1.0).ready().close()
+    http = client(tmp_path)
+    ranks = {dict(labels)["rank"] for _, labels in parse(http.get("/metrics").content)}
+    assert ranks == {str(rank) for rank in range(MOST_RANKS)}
+    (run,) = http.get("/api/runs").json()["runs"]
+    assert [damage["reason"] for damage in run["damage"]] == [
+        f"holds more ranks than any engine has; {MOST_RANKS} of them are read"
+    ]
 
 
 def test_runs_are_listed_in_short_with_damaged_ones(home: Path) -> None:
@@ -199,6 +213,18 @@ def test_alerts_that_are_sent_here_are_kept_and_resolved(home: Path) -> None:
     http.post("/api/alerts", json=resolved)
     (alert,) = http.get("/api/alerts").json()["alerts"]
     assert alert["status"] == "resolved"
+
+
+def test_alerts_without_a_fingerprint_are_told_apart_by_their_labels(home: Path) -> None:
+    http = client(home)
+    for host, status in (("a", "firing"), ("b", "firing"), ("a", "resolved")):
+        alert = {"status": status, "labels": {"alertname": "x", "host": host}}
+        http.post("/api/alerts", json={"alerts": [alert]})
+    kept = http.get("/api/alerts").json()["alerts"]
+    assert [(alert["labels"]["host"], alert["status"]) for alert in kept] == [
+        ("a", "resolved"),
+        ("b", "firing"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -380,6 +406,16 @@ def test_service_ends_although_a_client_says_nothing(home: Path) -> None:
             time.sleep(0.2)
             process.terminate()
             process.wait(10)
+
+
+def test_client_that_breaks_off_is_no_error_of_the_service(home: Path) -> None:
+    with serving(home) as (process, port):
+        wait_for(lambda: reached(f"http://127.0.0.1:{port}/healthz"))
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(b"POST /api/alerts HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert reached(f"http://127.0.0.1:{port}/healthz")
+        process.terminate()
+        assert process.communicate(timeout=10)[1] == ""
 
 
 def test_run_store_that_does_not_exist_yet_is_served_empty(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from prometheus_client.samples import Sample
 from loadpeak_exporter.catalogue import CATALOGUE, COMMON_LABELS
 from loadpeak_exporter.collector import RunCollector, registry
 from loadpeak_exporter.exposition import Exposition
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.records import RunRecord
-from loadpeak_exporter.store import Host, RunReader
+from loadpeak_exporter.store import RunReader
 from tests.exporter.building import RESIDENT, Startup
 from tests.fakes import AbsentAllocator, MiB
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadpeak_exporter import serve_settings
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.host_app import create_host_app
 from loadpeak_exporter.server import Server, bind
-from loadpeak_exporter.store import Host, RunStore
+from loadpeak_exporter.store import RunStore
 from tests.exporter.building import Startup
 from tests.profiler.test_sampler import wait_for
 
@@ -143,6 +144,40 @@ def test_two_runs_are_laid_over_each_other(page: Page) -> None:
 
 def test_damaged_run_is_shown_as_such(page: Page) -> None:
     page.open("#/run/broken").says("This run is damaged.", "run.json: is not there")
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("#/run/%E0%A4%A", "no run '%E0%A4%A'"),
+        ("#/run/none", "no run 'none'"),
+        ("#/run/base/7", "run base has no rank 7; its ranks are: 0"),
+        ("#/run/base/x", "query.rank: Input should be a valid integer"),
+        ("#/compare/base/none", "no run 'none'"),
+    ],
+)
+def test_place_that_does_not_exist_is_one_clear_line(page: Page, place: str, line: str) -> None:
+    page.open("#/run/base").says("baseline · ready")
+    page.browser.execute_script("location.hash = arguments[0]", place)
+    text = page.says(line, "fixed", "broken")
+    assert "device peak" not in text, "no figures of another run or rank"
+    assert "Compare" in text
+    page.browser.get("about:blank")
+    assert page.errors() != [], "the browser notes what the API refused"
+
+
+@pytest.mark.parametrize("place", ["#/run", "#/compare/base", "#/none"])
+def test_place_without_a_name_leads_to_the_newest_run(page: Page, place: str) -> None:
+    page.open(place).says("moe-layer · ready", "device peak, MiB")
+
+
+def test_rank_is_shown_that_is_asked_for_or_the_first_there_is(page: Page, home: Path) -> None:
+    for rank in (8, 9):
+        Startup(home, "second-host", rank=rank, created_at_wall_seconds=3.0).load(rank).ready()
+    page.open("#/run/second-host").says("baseline · ready", "layers\n8")
+    page.curves("time")
+    page.click("rank 9")
+    page.says("layers\n9")
 
 
 def test_run_with_a_damaged_line_says_which(page: Page, home: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from loadpeak.errors import AmbiguousRunError, RunNotFoundError
 from loadpeak.record import CommandEnd, Exit, HookError, RankEnd, encode_line
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.records import DamagedRun, RankRecord, RunRecord
-from loadpeak_exporter.store import STALE_SECONDS, Host, RunReader, RunStore
+from loadpeak_exporter.store import STALE_SECONDS, RunReader, RunStore
 from loadpeak_exporter.tail import Tail
 from tests.exporter.building import RESIDENT, Startup
 from tests.fakes import AbsentAllocator, FakeClock, MiB, phase_of
@@ -78,6 +79,23 @@ def test_binary_file_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
     tail = Tail(path)
     assert list(tail.read()) == []
     assert "longer than" in tail.damage[0].reason
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"], ids=["torn", "ended"])
+def test_overlong_line_is_reported_once_however_often_it_is_looked_at(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    tail = Tail(path)
+    path.write_bytes(LINE + b"x" * (9 << 20))
+    assert len(list(tail.read())) == 1
+    with path.open("ab") as file:
+        file.write(b"x" * (2 << 20) + end)
+    assert list(tail.read()) == []
+    assert [damage.line_number for damage in tail.damage] == [2]
+    if end:
+        with path.open("ab") as file:
+            file.write(LINE + b"{broken\n")
+        assert len(list(tail.read())) == 1
+        assert [damage.line_number for damage in tail.damage] == [2, 4]
 
 
 # ── a rank ────────────────────────────────────────────────────────────────────────────────────────
@@ -292,21 +310,6 @@ def test_command_that_loadpeak_ran_tells_its_exit_code(tmp_path: Path) -> None:
     assert read(tmp_path).exit_code == 7
 
 
-def test_damaged_folders_are_listed_with_what_is_wrong(tmp_path: Path) -> None:
-    Startup(tmp_path).load().ready()
-    (tmp_path / "runs" / "empty").mkdir()
-    (tmp_path / "runs" / "binary").mkdir()
-    (tmp_path / "runs" / "binary" / "run.json").write_bytes(b"\x00\xff\xfe")
-    (tmp_path / "runs" / "a file").touch()
-    found = {run.run: run for run in RunStore(tmp_path).runs()}
-    assert set(found) == {"source", "empty", "binary"}
-    empty, binary = found["empty"], found["binary"]
-    assert isinstance(empty, DamagedRun)
-    assert isinstance(binary, DamagedRun)
-    assert "is not there" in empty.damage[0].reason
-    assert "cannot be read" in binary.damage[0].reason
-
-
 def test_run_with_a_damaged_line_shows_what_could_be_read(tmp_path: Path) -> None:
     startup = Startup(tmp_path).load()
     with (startup.folder / "rank-0.jsonl").open("ab") as file:
@@ -416,19 +419,3 @@ def test_record_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     run = RunReader(tmp_path / "runs" / "source", host()).read()
     assert isinstance(run, DamagedRun)
     assert "of format 99, this loadpeak knows 1" in run.damage[0].reason
-
-
-def test_what_is_no_file_is_damage_and_stops_nobody(tmp_path: Path) -> None:
-    startup = Startup(tmp_path).load().ready()
-    os.mkfifo(startup.folder / "rank-1.jsonl")
-    run = read(tmp_path)
-    assert run.outcome == "ready"
-    assert [(damage.file, damage.reason) for damage in run.damage] == [
-        ("rank-1.jsonl", "cannot be read: it is no file")
-    ]
-
-
-def test_link_in_a_circle_hides_no_other_run(tmp_path: Path) -> None:
-    Startup(tmp_path, "one").load().ready()
-    (tmp_path / "runs" / "loop").symlink_to("loop")
-    assert [run.run for run in RunStore(tmp_path).runs()] == ["one"]

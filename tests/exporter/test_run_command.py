@@ -26,10 +26,12 @@ def environ(home: Path) -> dict[str, str]:
     return {**clean, "LOADPEAK_HOME": str(home), "COLUMNS": "100"}
 
 
-def loadpeak(home: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def loadpeak(
+    home: Path, *arguments: str, extra: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*LOADPEAK, *arguments],
-        env=environ(home),
+        env={**environ(home), **(extra or {})},
         capture_output=True,
         text=True,
         timeout=60,
@@ -75,6 +77,37 @@ def test_command_gets_its_settings_through_the_environment(tmp_path: Path) -> No
     assert re.fullmatch(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]+", given["LOADPEAK_RUN_ID"])
 
 
+def test_run_keeps_the_name_that_the_environment_gives_it_once(tmp_path: Path) -> None:
+    named = {"LOADPEAK_RUN_ID": "mine"}
+    done = loadpeak(tmp_path, "run", *recording("startup.load().ready(); sys.exit(5)"), extra=named)
+    assert done.returncode == 5
+    assert "run mine" in done.stderr
+    done = loadpeak(tmp_path, "run", "--", "true", extra=named)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "loadpeak: LOADPEAK_RUN_ID='mine' cannot be used: "
+        f"expected a name that no run in {tmp_path}/runs has yet\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("LOADPEAK_RUN_ID", "ä" * 200, "'äää"),
+        ("LOADPEAK_VARIANT", "mine\udcff", r"'mine\udcff'"),
+        ("LOADPEAK_EXPERIMENT", "x" * 201, "'xxx"),
+    ],
+)
+def test_name_that_no_file_can_have_is_one_clear_line(
+    tmp_path: Path, name: str, value: str, shown: str
+) -> None:
+    done = loadpeak(tmp_path, "run", "--", "true", extra={name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"loadpeak: {name}={shown}")
+    assert done.stderr.endswith("expected a name of at most 200 bytes in UTF-8, without slashes\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_variant_can_be_named(tmp_path: Path) -> None:
     done = loadpeak(
         tmp_path, "run", "--variant", "mine", "--release", "layer", "--", sys.executable, "-c", ENVIRONMENT
@@ -117,6 +150,12 @@ def test_command_without_vllm_is_told_what_to_do(tmp_path: Path, code: int, reas
     assert done.returncode == code
     assert "nothing was recorded" in done.stderr
     assert reason in done.stderr
+
+
+def test_record_that_cannot_be_read_is_named_as_the_reason(tmp_path: Path) -> None:
+    done = loadpeak(tmp_path, "run", *recording("startup.journal.path.write_bytes(b'{broken')"))
+    name = only_run(tmp_path).name
+    assert done.stderr == f"loadpeak: the record {name} cannot be read; `loadpeak runs` says why\n"
 
 
 def test_disabled_recording_is_named_as_the_reason(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from loadpeak.journal import Journal
 from loadpeak.record import (
     FORMAT,
     Header,
+    HookError,
     Memory,
     PhaseStart,
     RankStart,
@@ -45,6 +46,14 @@ def test_line_comes_back_as_it_was_written() -> None:
 
 def test_missing_reading_is_not_written_at_all() -> None:
     assert b"reserved" not in encode_line(PhaseStart(at_seconds=1, phase="ready", memory=Memory()))
+
+
+def test_what_is_no_utf_8_does_not_stop_a_record() -> None:
+    """A model in a folder whose name is no UTF-8, and an error that names it."""
+    model = msgspec.structs.replace(header(), model="/models/\udcff")
+    assert decode_header(encode_header(model)).model == "/models/?"
+    line = HookError(at_seconds=1.5, hook="phase", error="no /models/\udcff", count=2)
+    assert decode_line(encode_line(line)) == msgspec.structs.replace(line, error="no /models/?")
 
 
 def test_unknown_kind_of_line_is_refused() -> None:
@@ -143,6 +152,15 @@ def test_bad_setting_is_named_with_its_value_and_replaced_by_its_default() -> No
     messages = [str(problem) for problem in found.problems]
     assert any("LOADPEAK_PORT='99999'" in text and "a port number, or off" in text for text in messages)
     assert len(messages) == 2
+
+
+@pytest.mark.parametrize("text", ["ä" * 101, "x" * 201, "mine\udcff"])
+def test_name_that_no_file_can_have_is_a_problem(text: str) -> None:
+    found = settings.load({"LOADPEAK_RUN_ID": text, "LOADPEAK_VARIANT": text})
+    assert (found.run_id, found.variant) == (None, "baseline")
+    assert [problem.name for problem in found.problems] == ["LOADPEAK_RUN_ID", "LOADPEAK_VARIANT"]
+    assert all(str(problem).encode() for problem in found.problems), "fit to be logged"
+    assert settings.load({"LOADPEAK_RUN_ID": "ä" * 100}).run_id == "ä" * 100
 
 
 def test_home_follows_the_xdg_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ def arm_environment(arm: Arm, base: Mapping[str, str], **more: str) -> dict[str,
         SettingError: a setting of the arm has a value that cannot be used.
     """
     environ = dict(base)
+    environ.pop("LOADPEAK_RUN_ID", None)  # one name cannot be that of several startups
     if arm.alloc_conf is not None:
         # PyTorch prefers the newer name, so neither may be left over.
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadpeak import run_folder
 from loadpeak.errors import CommandError
 from loadpeak_exporter import launch
 from loadpeak_exporter.ab.completions import AnswerError, Client, address_of, says_server
@@ -74,7 +73,6 @@ class Attempt:
         )
         self._run = self._environ["LOADPEAK_RUN_ID"]
         self._reader = RunStore(home).reader(self._run)
-        self._folder = home / run_folder.RUNS / self._run
         self._address = address_of(self._command, self._environ)
         self._client = Client(self._address, limits.answer_seconds)
         taken = self._address.taken()
@@ -87,7 +85,7 @@ class Attempt:
 
     def read(self) -> RunRecord | None:
         """The run so far; nothing before it is recorded."""
-        record = self._reader.read() if self._folder.exists() else None
+        record = self._reader.read()
         return record if isinstance(record, RunRecord) else None
 
     def run(self, watch: Watch) -> Startup:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadpeak import run_folder, settings
+from loadpeak.errors import SettingError
 from loadpeak.journal import Journal
 from loadpeak.record import CommandEnd
 from loadpeak_exporter import launch, live
@@ -48,27 +49,40 @@ def run(
     )
     home = settings.load().home
     folder = home / run_folder.RUNS / environ["LOADPEAK_RUN_ID"]
+    if launch.has_folder(environ):
+        raise SettingError("LOADPEAK_RUN_ID", folder.name, f"a name that no run in {folder.parent} has yet")
     reader = RunStore(home).reader(folder.name)
 
     def read() -> RunRecord | None:
-        record = reader.read() if folder.exists() else None
+        record = reader.read()
         return record if isinstance(record, RunRecord) else None
 
     console = Console(stderr=True)
     screen = console.is_terminal and sys.stdout.isatty()
     child = Child(command, environ, _printer(console) if screen else None)
     with child.signals():
-        live.watch(console if screen else _plain(), read, lambda: not child.running or _decided(read()))
+        with _unseen():
+            live.watch(console if screen else _plain(), read, lambda: not child.running or _decided(read()))
         record = read()
         if record is not None:
-            print_summary(console, record)
+            with _unseen():
+                print_summary(console, record)
         child.pass_through()
         code = child.wait()
     _note_end(folder, code)
     if record is None:
         reason = launch.nothing_recorded(command[0], environ, code)
-        console.print(f"loadpeak: {reason}", style="yellow", markup=False, soft_wrap=True)
+        with _unseen():
+            console.print(f"loadpeak: {reason}", style="yellow", markup=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _unseen() -> contextlib.AbstractContextManager[None]:
+    """What cannot be shown (a full disk, a closed pipe) is left out: the command matters more.
+
+    rich answers a closed pipe with SystemExit.
+    """
+    return contextlib.suppress(OSError, SystemExit)
 
 
 def _variant(release: str, split: str) -> str:
@@ -92,10 +106,7 @@ def _printer(console: Console) -> Callable[[str], None]:
 
 def _note_end(folder: Path, code: int) -> None:
     """Write how the command ended, where there is a record to write it into."""
-    if folder.exists():
-        with contextlib.suppress(OSError):
-            journal = Journal(run_folder.command_path(folder))
-            journal.append(
-                CommandEnd(at_seconds=time.monotonic(), at_wall_seconds=time.time(), exit_code=code)
-            )
-            journal.close()
+    with contextlib.suppress(OSError):
+        journal = Journal(run_folder.command_path(folder))
+        journal.append(CommandEnd(at_seconds=time.monotonic(), at_wall_seconds=time.time(), exit_code=code))
+        journal.close()

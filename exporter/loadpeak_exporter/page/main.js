@@ -10,8 +10,16 @@ let shown = ""; // what the view holds now, so that a refresh keeps scroll and z
 let timer = 0;
 
 function route() {
-  const [kind, ...names] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [kind, ...names] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   return { kind, names };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // no name of ours: the API says that there is no such run
+  }
 }
 
 async function refresh() {
@@ -22,8 +30,8 @@ async function refresh() {
     showAlerts(alerts);
     showList(runs);
     const { kind, names } = route();
-    if (kind === "compare") await showComparison(names[0], names[1]);
-    else if (kind === "run") await showRun(names[0], Number(names[1] ?? 0), runs);
+    if (kind === "compare" && names[1]) await showComparison(names[0], names[1]).catch(showRefusal);
+    else if (kind === "run" && names[0]) await showRun(names[0], names[1], runs).catch(showRefusal);
     else if (runs.length) location.replace("#/run/" + encodeURIComponent((runs.find((run) => run.ranks) ?? runs[0]).run));
     else empty();
     if (runs.some((run) => run.outcome === "loading")) pause = LIVE_MS;
@@ -34,8 +42,14 @@ async function refresh() {
   timer = setTimeout(refresh, pause);
 }
 
+// What the API refuses, in its words; that it does not answer at all is told above, and the view stays.
+function showRefusal(error) {
+  if (!error.refused) throw error;
+  frame("refused " + error.message, html`<p class="damaged">${error.message}</p>`);
+}
+
 function empty() {
-  view.innerHTML = html`<p>No run is recorded yet. Start one:</p><pre>loadpeak run -- vllm serve MODEL</pre>`;
+  frame("empty", html`<p>No run is recorded yet. Start one:</p><pre>loadpeak run -- vllm serve MODEL</pre>`);
 }
 
 function showAlerts(alerts) {
@@ -102,7 +116,7 @@ function frame(key, markup) {
   }
 }
 
-async function showRun(name, rankNumber, runs) {
+async function showRun(name, wanted, runs) {
   const short = runs.find((run) => run.run === name);
   if (short && !short.ranks) {
     const items = short.damage.map((place) => html`<li>${place.file}: ${place.reason}</li>`);
@@ -110,15 +124,17 @@ async function showRun(name, rankNumber, runs) {
     return;
   }
   const path = "api/runs/" + encodeURIComponent(name);
-  const [run, timeline] = await Promise.all([get(path), get(`${path}/timeline?rank=${rankNumber}`).catch(() => null)]);
+  const run = await get(path);
+  const number = wanted ?? run.ranks[0]?.rank;
+  const timeline = number === undefined ? null : await get(`${path}/timeline?rank=${encodeURIComponent(number)}`);
   frame(
-    `run ${name} ${rankNumber}`,
+    `run ${name} ${number}`,
     html`<h2></h2><p class="notes"></p><div class="figures"></div><progress hidden></progress>
       <h3>Memory over time</h3><div class="chart" id="time"></div>
       <h3>Per layer</h3><div class="chart" id="layers"></div>`,
   );
-  const rank = run.ranks.find((found) => found.rank === rankNumber) ?? run.ranks[0];
-  const others = run.ranks.length > 1 ? run.ranks.map((found) => rankLink(name, found.rank, rankNumber)).join(" ") : "";
+  const rank = run.ranks.find((found) => found.rank === timeline?.rank);
+  const others = run.ranks.length > 1 ? run.ranks.map((found) => rankLink(name, found.rank, rank?.rank)).join(" ") : "";
   view.querySelector("h2").innerHTML =
     html`${run.header.variant} · ${{ raw: outcome(run.outcome) }} · ${modelName(run.header.model)} ${{ raw: others }}`;
   view.querySelector(".notes").innerHTML = notes(run, rank);
@@ -128,7 +144,7 @@ async function showRun(name, rankNumber, runs) {
   bar.hidden = !rank.layers_expected;
   bar.max = rank.layers_expected ?? 1;
   bar.value = rank.layers_done;
-  if (timeline) runCharts(timeline, rank);
+  runCharts(timeline, rank);
 }
 
 function modelName(model) {
@@ -150,7 +166,7 @@ function notes(run, rank) {
   if (rank?.sampler_warning) lines.push(html`${rank.sampler_warning}`);
   for (const fix of rank?.fixes ?? []) if (!fix.active) lines.push(html`${fix.name} ${fix.value} is inactive: ${fix.detail}`);
   for (const place of run.damage.slice(0, 3))
-    lines.push(html`<span class="damaged">${place.file} line ${place.line_number} ${place.reason}</span>`);
+    lines.push(html`<span class="damaged">${place.file}${place.line_number ? ` line ${place.line_number}` : ""} ${place.reason}</span>`);
   return lines.join("<br />");
 }
 

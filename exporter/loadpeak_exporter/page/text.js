@@ -14,7 +14,7 @@ export function html(parts, ...values) {
 export async function get(path) {
   const response = await fetch(path);
   const body = await response.json();
-  if (!response.ok) throw new Error(body.error.message);
+  if (!response.ok) throw Object.assign(new Error(body.error.message), { refused: true });
   return body;
 }
 

@@ -7,8 +7,9 @@ import pytest
 
 from loadpeak.record import Device, Phase
 from loadpeak_exporter.ab.growth import distance, place
+from loadpeak_exporter.host import Host
 from loadpeak_exporter.records import LayerRecord, PhaseRecord, RankRecord
-from loadpeak_exporter.store import Host, RunReader
+from loadpeak_exporter.store import RunReader
 from tests.conftest import ROOT
 from tests.exporter.building import GPU, RESIDENT
 from tests.fakes import MiB

@@ -105,6 +105,11 @@ def test_environment_of_an_arm_overrides_ours() -> None:
     assert not [name for name in bare if name.startswith("PYTORCH")]
 
 
+def test_name_of_a_run_in_our_environment_is_given_to_no_startup() -> None:
+    environ = plan.arm_environment(Arm(name="x"), {"LOADPEAK_RUN_ID": "mine"})
+    assert environ["LOADPEAK_RUN_ID"] != "mine"
+
+
 def test_program_of_another_environment_is_taken_by_its_name(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "vllm"
     program.parent.mkdir()

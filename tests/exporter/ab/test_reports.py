@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,7 @@ def test_run_that_ran_out_of_memory_says_why(home: Path) -> None:
 
 def test_run_without_ranks_has_a_report_too(home: Path) -> None:
     (home / "runs" / "early").mkdir()
-    run_folder.write_header(home / "runs" / "early", header("early"))
+    run_folder.write_header(home / "runs" / "early", header("early", created=time.time()))
     assert "baseline: loading, 0 ranks." in invoke("early")
 
 
