@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from loadpeak.record import (
@@ -281,7 +282,8 @@ class RankFold:
         layer = self._layers[number]
         if layer.settled is not None:
             return layer.settled
-        conversions = layer.conversions
+        every = layer.conversions
+        conversions = _at_work(every)
         first, last = conversions[0], conversions[-1]
         experts = [line for line in conversions if line.moe]
         after = (experts[0] if experts else last).after
@@ -292,7 +294,7 @@ class RankFold:
             done=layer.done,
             started_at_seconds=first.at_seconds,
             ended_at_seconds=last.at_seconds + last.duration_seconds,
-            duration_seconds=round(sum(line.duration_seconds for line in conversions), 6),
+            duration_seconds=round(sum(line.duration_seconds for line in every), 6),
             allocated_before_bytes=first.before.allocated_bytes,
             reserved_before_bytes=first.before.reserved_bytes,
             allocated_bytes=after.allocated_bytes,
@@ -300,9 +302,9 @@ class RankFold:
             allocated_peak_bytes=highest(*(line.allocated_peak_bytes for line in conversions)),
             reserved_peak_bytes=highest(*(line.reserved_peak_bytes for line in conversions)),
             device_peak_bytes=highest(*(self._device_peak_during(line) for line in conversions)),
-            released_bytes=total(*(line.released_bytes for line in conversions)),
-            retries=total(*(line.retries for line in conversions)),
-            ooms=total(*(line.ooms for line in conversions)),
+            released_bytes=total(*(line.released_bytes for line in every)),
+            retries=total(*(line.retries for line in every)),
+            ooms=total(*(line.ooms for line in every)),
         )
         if (
             self.history.device_times
@@ -329,6 +331,20 @@ class RankFold:
         if silence > SILENCE_SECONDS and not self._sampler_done:
             return max(round(silence, 3), self._gap or 0.0)
         return self._gap
+
+
+def _at_work(conversions: Sequence[Conversion]) -> Sequence[Conversion]:
+    """Those of the phase that converts a layer's experts, or else its first module; others that took memory.
+
+    vLLM asks every module again after its weights are loaded, even what online quantization has converted by
+    then; such a call returns at once, and what is reserved at that time is not the layer's doing.
+    """
+    phase = next((line for line in conversions if line.moe), conversions[0]).phase
+    return [
+        line
+        for line in conversions
+        if line.phase == phase or (line.reserved_peak_bytes or 0) > (line.before.reserved_bytes or 0)
+    ]
 
 
 def _ending(line: RankEnd) -> str:

@@ -33,7 +33,7 @@ class PhaseRecord(_Struct, frozen=True):
 
 
 class LayerRecord(_Struct, frozen=True):
-    """One layer of one rank, over all conversions of its modules.
+    """One layer of one rank, over the conversions of its modules; later calls that did nothing are left out.
 
     ``allocated_bytes`` and ``reserved_bytes`` are read after the layer: after its experts were converted
     for the first time, or after its last module where it has none.

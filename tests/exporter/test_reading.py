@@ -141,14 +141,31 @@ def test_layer_is_the_sum_of_its_conversions(tmp_path: Path) -> None:
     assert layer.released_bytes is None
 
 
-def test_layer_that_is_converted_again_shows_what_stood_after_its_experts_first_came(tmp_path: Path) -> None:
+def test_layer_that_was_converted_while_weights_loaded_is_not_what_stands_at_the_end(tmp_path: Path) -> None:
     """Online quantization converts while weights load; a later pass over all layers changes nothing."""
     startup = Startup(tmp_path)
-    startup.session.start_phase("load_weights")
-    startup.convert(0, hoard=10 * MiB)
-    startup.convert(1, hoard=10 * MiB)
-    startup.convert(0, hoard=0)
-    assert [layer.reserved_bytes for layer in rank_of(tmp_path).layers] == [10 * MiB, 20 * MiB]
+    with phase_of(startup.session, "load_weights"):
+        startup.convert(0, hoard=10 * MiB)
+        startup.convert(1, hoard=10 * MiB)
+    with phase_of(startup.session, "process_weights"):
+        startup.convert(0, moe=False, hoard=0)  # the attention's scales, which were not asked before
+        startup.convert(0, hoard=0)
+        startup.convert(1, hoard=0)
+    (loading, converting), layers = rank_of(tmp_path).phases, rank_of(tmp_path).layers
+    assert [layer.reserved_bytes for layer in layers] == [10 * MiB, 20 * MiB]
+    assert [layer.reserved_peak_bytes for layer in layers] == [10 * MiB, 20 * MiB]
+    assert [layer.device_peak_bytes for layer in layers] == [510 * MiB, 520 * MiB]
+    assert loading.started_at_seconds < layers[1].ended_at_seconds < converting.started_at_seconds
+
+
+def test_layer_whose_first_modules_are_converted_while_weights_load_spans_both(tmp_path: Path) -> None:
+    startup = Startup(tmp_path)
+    with phase_of(startup.session, "load_weights"):
+        startup.convert(0, moe=False, hoard=10 * MiB)
+    with phase_of(startup.session, "process_weights"):
+        startup.convert(0, hoard=20 * MiB)
+    (layer,) = rank_of(tmp_path).layers
+    assert (layer.reserved_before_bytes, layer.reserved_peak_bytes) == (0, 30 * MiB)
 
 
 def test_device_use_that_was_in_force_when_a_layer_began_counts_to_it(tmp_path: Path) -> None:

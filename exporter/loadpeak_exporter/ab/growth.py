@@ -27,7 +27,7 @@ _ADVICE = {
     "unknown": "nothing can be advised",
     "before": "neither a release per layer nor a setting that acts on layers can help there",
     "across": "a release per layer helps: --release moe-layer",
-    "inside": "a release between layers cannot help, another allocator setting may, as --split-limit keep",
+    "inside": "a release between layers cannot help, another allocator setting may",
     "after": "it is not the conversion that takes the memory",
 }
 
@@ -71,10 +71,14 @@ def distance(rank: RankRecord) -> Distance | None:
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank's peak lies: ``loading`` where that is while its weights were still being loaded."""
+    """Where a rank's peak lies.
+
+    ``loading``: that is while its weights were still being loaded. ``limited``: a split limit was in force.
+    """
 
     growth: Growth
     loading: bool = False
+    limited: bool = False
 
     @property
     def kind(self) -> str:
@@ -85,6 +89,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Where it lies and what helps."""
         reason, advice = cause(self.growth), _ADVICE[self.growth.where]
+        if self.growth.where == "inside" and self.limited:
+            advice += ", as --split-limit keep"
         if self.growth.where == "unknown":
             reason = "where it grows is not known without layers and readings of the allocator"
         if not self.loading:
@@ -109,8 +115,11 @@ def place(rank: RankRecord) -> Place:
     if growth.where == "before":
         top = max(before, key=_peak, default=None)
         return Place(growth=growth, loading=top is not None and top.phase == "load_weights")
-    converted = growth.where in ("across", "inside")
-    return Place(growth=growth, loading=converted and _while_loading(max(layers, key=_peak), phases))
+    if growth.where not in ("across", "inside"):
+        return Place(growth=growth)
+    loading = _while_loading(max(layers, key=_peak), phases)
+    limited = any("max_split_size_mb" in (phase.settings or "") for phase in phases.values())
+    return Place(growth=growth, loading=loading, limited=limited)
 
 
 def _peak(part: LayerRecord | PhaseRecord) -> int:

@@ -115,6 +115,18 @@ def test_place_of_the_peak_is_told_from_the_record(found: RankRecord, kind: str,
     assert words in where.sentence
 
 
+def test_keeping_the_split_limit_is_advised_where_there_is_one() -> None:
+    found = startup(INSIDE)
+    limited = msgspec.structs.replace(
+        found,
+        phases=tuple(
+            msgspec.structs.replace(phase, settings="expandable_segments:True,max_split_size_mb:20")
+            for phase in found.phases
+        ),
+    )
+    assert place(limited).sentence == place(found).sentence + ", as --split-limit keep"
+
+
 def test_layer_without_readings_leaves_the_place_unknown() -> None:
     torn = msgspec.structs.replace(ACROSS[2], reserved_peak_bytes=None, reserved_before_bytes=None)
     assert place(startup([*ACROSS[:2], torn, *ACROSS[3:]])).kind == "not known"
