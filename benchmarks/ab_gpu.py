@@ -62,7 +62,9 @@ def main() -> None:
         if folder.is_dir():
             record = recorded(arguments.home, folder.name)
             inside = [used for at, used in readings if record["began_at"] <= at <= record["ready_at"]]
-            print(f"| {folder.name} | {record['device'] / MIB:,.0f} | {max(inside) / MIB:,.0f} |")
+            # Startups of an earlier call, which this one resumed, have none.
+            beside = f"{max(inside) / MIB:,.0f}" if inside else "—"
+            print(f"| {folder.name} | {record['device'] / MIB:,.0f} | {beside} |")
 
 
 if __name__ == "__main__":
