@@ -184,7 +184,8 @@ class RunReader:
     def _build(self, header: Header) -> RunRecord:
         here = header.boot_id is not None and header.boot_id == self._host.boot_id
         ranks = [
-            record
+            # A journal that was copied is the rank that its name says: each number is there once.
+            record if record.rank == number else msgspec.structs.replace(record, rank=number)
             for number in sorted(self._ranks)
             if (record := self._rank_record(self._ranks[number], header, here)) is not None
         ]

@@ -409,6 +409,14 @@ def test_copied_run_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert {run.run for run in store.exported(math.inf, 10)} == {"one", "two"}
 
 
+def test_copied_journal_is_a_rank_of_its_own(tmp_path: Path) -> None:
+    startup = Startup(tmp_path).load().ready()
+    shutil.copy(startup.journal.path, startup.folder / "rank-3.jsonl")
+    run = RunStore(tmp_path).reader("source").read()
+    assert isinstance(run, RunRecord)
+    assert [rank.rank for rank in run.ranks] == [0, 3]
+
+
 def test_run_that_is_deleted_and_made_again_is_read_anew(tmp_path: Path) -> None:
     Startup(tmp_path, "again").load(4).ready().close()
     store = RunStore(tmp_path)
