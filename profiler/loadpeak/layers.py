@@ -9,8 +9,20 @@ in the rank and, for a plain model, is the number its authors gave it, on every 
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from typing import NamedTuple
 
 _NUMBERED = re.compile(r"^(.*?)\.?(\d+)(?:\.|$)")
+
+
+class NamedModule(NamedTuple):
+    """A module whose quantization method is asked to convert it."""
+
+    key: Hashable
+    name: str
+    """Dotted, as in the model."""
+    moe: bool = False
+    weights: bool = True
+    """Whether there are weights to convert: an attention's method only settles the scales of its KV cache."""
 
 
 class LayerNumbers:
@@ -22,11 +34,11 @@ class LayerNumbers:
         self._pending: Counter[int] = Counter()
         self._seen: set[Hashable] = set()
 
-    def add_model(self, modules: Iterable[tuple[Hashable, str, bool]]) -> tuple[list[int], list[int]]:
+    def add_model(self, modules: Iterable[NamedModule]) -> tuple[list[int], list[int]]:
         """Number the converted modules of one model.
 
         Args:
-            modules: ``(key, dotted name, is a mixture of experts)`` in the model's own order.
+            modules: in the model's own order.
 
         Returns:
             The numbers of its layers, and of those that hold experts, both ascending.
@@ -35,7 +47,7 @@ class LayerNumbers:
         highest = self._next_stack - 1
         layers: set[int] = set()
         moe_layers: set[int] = set()
-        for key, name, moe in modules:
+        for key, name, moe, weights in modules:
             match = _NUMBERED.match(name)
             if match is None:
                 self._names[key] = (name, None)
@@ -44,7 +56,10 @@ class LayerNumbers:
             layer = start + int(match[2])
             highest = max(highest, layer)
             self._names[key] = (name, layer)
-            self._pending[layer] += 1
+            if weights:
+                self._pending[layer] += 1
+            else:
+                self._seen.add(key)
             layers.add(layer)
             if moe:
                 moe_layers.add(layer)
@@ -56,7 +71,7 @@ class LayerNumbers:
         return self._names.get(key, (None, None))
 
     def finished(self, key: Hashable) -> bool:
-        """Note a conversion; true when it was the last first conversion of its layer."""
+        """Note a conversion; true when it was the last first conversion of its layer's weights."""
         layer = self.identify(key)[1]
         if layer is None or key in self._seen:
             return False

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from loadpeak.layers import LayerNumbers
+from loadpeak.layers import LayerNumbers, NamedModule
 from loadpeak.torch_allocator import wrap_resets
 from loadpeak.vllm_worker import Worker
 
@@ -235,7 +235,8 @@ class _Observer:
             if isinstance(getattr(module, "quant_method", None), base.QuantizeMethodBase)
         ]
         layers, moe_layers = self._numbers.add_model(
-            [(id(module), name, _is_moe(method)) for module, name, method in converted]
+            NamedModule(id(module), name, _is_moe(method), not _is_a(method, "BaseKVCacheMethod"))
+            for module, name, method in converted
         )
         self._session.model(layers, moe_layers, len(converted))
         for _, _, method in converted:
@@ -300,4 +301,9 @@ def _swap(name: str, old: Any, new: Any, leave: str | None = None) -> None:
 
 def _is_moe(method: Any) -> bool:
     """Whether a quantization method serves a fused mixture of experts."""
-    return any(base.__name__ == "FusedMoEMethodBase" for base in type(method).__mro__)
+    return _is_a(method, "FusedMoEMethodBase")
+
+
+def _is_a(method: Any, kind: str) -> bool:
+    """Whether a class of this name is among a method's own; where it lives differs between versions."""
+    return any(base.__name__ == kind for base in type(method).__mro__)

@@ -1,10 +1,10 @@
 """How layers get their numbers."""
 
-from loadpeak.layers import LayerNumbers
+from loadpeak.layers import LayerNumbers, NamedModule
 
 
-def _model(*names: str) -> list[tuple[str, str, bool]]:
-    return [(name, name, "experts" in name) for name in names]
+def _model(*names: str) -> list[NamedModule]:
+    return [NamedModule(name, name, "experts" in name, "attn" not in name) for name in names]
 
 
 def test_layer_keeps_the_number_its_authors_gave_it() -> None:
@@ -42,3 +42,11 @@ def test_layer_is_done_with_its_last_first_conversion() -> None:
     assert numbers.finished("model.layers.0.mlp.experts")
     assert not numbers.finished("lm_head")
     assert not numbers.finished("never seen")
+
+
+def test_layer_does_not_wait_for_what_has_no_weights() -> None:
+    """Online quantization converts weights as they come, the scales of the KV cache at the end."""
+    numbers = LayerNumbers()
+    numbers.add_model(_model("model.layers.0.qkv", "model.layers.0.attn"))
+    assert numbers.finished("model.layers.0.qkv")
+    assert not numbers.finished("model.layers.0.attn")
