@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -35,6 +36,7 @@ DEFAULT_TOKEN_PROMPTS = tuple(
     Prompt(token_ids=tuple(range(start, start + 8))) for start in (10, 30, 50, 70, 90, 110)
 )
 """For an engine without a tokenizer; small numbers are in every vocabulary."""
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
@@ -56,12 +58,12 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
         arm = arms.get(name, Arm(name=name))
         try:
             words = shlex.split(settings)
+            for word in words:
+                arm = _with(arm, word, text)
         except ValueError as error:
             raise CommandError(f"--arm {text!r} cannot be read: {error}") from error
         if not words and name != BASELINE:
             raise CommandError(f"--arm {text!r} changes nothing: expected {ARM_HELP}")
-        for word in words:
-            arm = _with(arm, word, text)
         arms[name] = arm
     baseline = arms.pop(BASELINE, Arm(name=BASELINE))
     if not arms:
@@ -72,7 +74,12 @@ def parse_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
 
 
 def _with(arm: Arm, setting: str, option: str) -> Arm:
-    """The arm with one more setting."""
+    """The arm with one more setting.
+
+    Raises:
+        CommandError: there is no such setting, or its value cannot be used.
+        ValueError: a quotation in it does not end.
+    """
     key, equals, value = setting.partition("=")
     change = _CHANGES.get(key)
     if change is None or not equals:
@@ -81,8 +88,11 @@ def _with(arm: Arm, setting: str, option: str) -> Arm:
 
 
 def _with_folder(arm: Arm, value: str) -> Arm:
-    folder = Path(value).expanduser().absolute()
-    if not (folder / "bin").is_dir():
+    try:
+        folder = Path(value).expanduser().absolute()
+    except RuntimeError as error:
+        raise CommandError(f"environment={value}: {error}; name a Python environment") from error
+    if not value or not (folder / "bin").is_dir():
         raise CommandError(
             f"environment={value}: there is no folder {folder / 'bin'}; name a Python environment"
         )
@@ -156,14 +166,16 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         CommandError: the file cannot be read, holds no prompt, or an empty one.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Only line feeds end a line: other separators of Unicode may stand in a prompt.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise CommandError(f"the prompts {path} cannot be read: {error}") from error
+    json = path.suffix.lower() == ".jsonl"
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        prompt = _json_prompt(path, number, line) if path.suffix == ".jsonl" else Prompt(text=line)
+        prompt = _json_prompt(path, number, line) if json else Prompt(text=line)
         if not (prompt.text or prompt.token_ids):
             raise CommandError(f"{path} line {number} is an empty prompt; take it out")
         prompts.append(prompt)
@@ -174,7 +186,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 def _json_prompt(path: Path, number: int, line: str) -> Prompt:
     try:
-        value = msgspec.json.decode(line, type=str | tuple[int, ...])
+        value = msgspec.json.decode(line, type=str | tuple[_TokenId, ...])
     except msgspec.DecodeError as error:
         raise CommandError(
             f"{path} line {number} is no prompt: expected a JSON string or a list of token ids ({error})"

@@ -7,12 +7,15 @@ themselves are in the run store under the names that the startups give.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from loadpeak_exporter.records import RunRecord
 
 FORMAT = 1
 """Version of an experiment's folder."""
+MOST_PAIRS = 1000
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,11 +59,11 @@ class Experiment(_Struct, frozen=True):
 
     format: int
     experiment: str
-    created_at_wall_seconds: float
+    created_at_wall_seconds: Annotated[float, msgspec.Meta(ge=0, lt=1 << 40)]
     hostname: str
-    command: tuple[str, ...]
-    arms: tuple[Arm, ...]
-    pairs: int
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=2)]
+    pairs: Annotated[int, msgspec.Meta(ge=1, le=MOST_PAIRS)]
     prompts: tuple[Prompt, ...] = ()
     """Empty for a command that sends its own (an offline script)."""
     max_tokens: int = 128
@@ -72,7 +75,7 @@ class Startup(_Struct, frozen=True):
     pair: int
     arm: str
     began_at_wall_seconds: float
-    run: str | None = None
+    run: Annotated[str, msgspec.Meta(pattern=r"^[^./\\\0\n][^/\\\0\n]*$")] | None = None
     """Missing where nothing was recorded."""
     ready_after_seconds: float | None = None
     """From the start of the command until its last rank was ready; the hashing that follows is not in it."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from loadpeak import run_folder
+from loadpeak import run_folder, settings
 from loadpeak.errors import CommandError
 from loadpeak.record import EngineSettings, WeightHashes, WeightsHashed
 from loadpeak_exporter.ab.records import FORMAT, Evidence, Experiment, Startup
@@ -18,6 +22,12 @@ EXPERIMENTS = "experiments"
 PLAN = "experiment.json"
 STARTUPS = "startups.jsonl"
 
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+_formats = msgspec.json.Decoder(_Format)
 _plans = msgspec.json.Decoder(Experiment)
 _startups = msgspec.json.Decoder(Startup)
 
@@ -28,9 +38,36 @@ def experiment_folder(home: Path, name: str) -> Path:
     Raises:
         CommandError: the name is a path, not a name.
     """
-    if not name or name.startswith(".") or any(c in "/\\\n\0" for c in name) or len(name) > 200:
-        raise CommandError(f"{name!r} cannot name an experiment: expected a short name without slashes")
+    if settings.load({"LOADPEAK_EXPERIMENT": name}).experiment != name:
+        raise CommandError(f"{name!r} cannot name an experiment: expected {settings.NAME}")
     return home / EXPERIMENTS / name
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep others from running the same experiment meanwhile.
+
+    Raises:
+        CommandError: somebody runs it now, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise CommandError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        # Some network file systems have no locks for folders; there we go on without.
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CommandError(
+                    f"experiment {folder.name} is being run already; wait for its end, or give this one "
+                    "another --experiment name"
+                ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_plan(folder: Path) -> Experiment:
@@ -41,19 +78,22 @@ def read_plan(folder: Path) -> Experiment:
     """
     path = folder / PLAN
     try:
-        experiment = _plans.decode(path.read_bytes())
+        text = path.read_bytes()
+        # The format comes first: one that is not ours may have other fields.
+        form = _formats.decode(text).format
+        experiment = _plans.decode(text) if form == FORMAT else None
     except FileNotFoundError:
         known = sorted(found.parent.name for found in folder.parent.glob(f"*/{PLAN}"))
         there = f"there are {', '.join(known[-5:])}" if known else "there are none"
         raise CommandError(f"no experiment {folder.name!r} in {folder.parent}; {there}") from None
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} cannot be read: {error}") from error
-    if experiment.format != FORMAT:
+    if experiment is None:
         raise CommandError(
-            f"{path} has format {experiment.format}, this loadpeak reads {FORMAT}; "
-            "use the loadpeak that wrote it"
+            f"{path} has format {form}, this loadpeak reads {FORMAT}; use the loadpeak that wrote it"
         )
-    return experiment
+    # A folder that was copied or renamed is an experiment of its own.
+    return msgspec.structs.replace(experiment, experiment=folder.name)
 
 
 def write_plan(folder: Path, experiment: Experiment) -> None:

@@ -129,6 +129,15 @@ def test_prompts_are_texts_or_token_ids(tmp_path: Path) -> None:
     assert plan.read_prompts(tokens) == (Prompt(text="one"), Prompt(token_ids=(1, 2)))
 
 
+def test_only_line_feeds_end_a_prompt(tmp_path: Path) -> None:
+    """Editors put a byte order mark first; other separators of Unicode may stand in a text."""
+    texts, strings = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    texts.write_bytes("\ufeffone\x0ctwo\r\nthree\n".encode())
+    strings.write_bytes('\ufeff"a\u2028b"\r\n'.encode())
+    assert plan.read_prompts(texts) == (Prompt(text="one\x0ctwo"), Prompt(text="three"))
+    assert plan.read_prompts(strings) == (Prompt(text="a\u2028b"),)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -137,6 +146,8 @@ def test_prompts_are_texts_or_token_ids(tmp_path: Path) -> None:
         ("p.jsonl", b'"a"\n""\n', "line 2 is an empty prompt"),
         ("p.jsonl", b"[]\n", "line 1 is an empty prompt"),
         ("p.jsonl", b"{}\n", "line 1 is no prompt"),
+        ("p.jsonl", b"[-1]\n", "line 1 is no prompt"),
+        ("p.JSONL", b"[4294967296]\n", "line 1 is no prompt"),
         ("missing", None, "cannot be read"),
     ],
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from loadpeak.errors import CommandError
@@ -73,6 +75,23 @@ def test_hashes_change_nothing_else_in_the_run(tmp_path: Path) -> None:
     assert one.ranks == other.ranks
 
 
+FAULTS: tuple[dict[str, Any], ...] = (
+    {"arms": []},
+    {"arms": [{"name": "baseline"}]},
+    {"pairs": 0},
+    {"command": []},
+    {"created_at_wall_seconds": 1e300},
+)
+
+
+def plan_with(**fields: Any) -> bytes:
+    return msgspec.json.encode({**msgspec.to_builtins(experiment()), **fields})
+
+
+def startup_with(run: str) -> bytes:
+    return msgspec.json.encode(startup(run)) + b"\n"
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -80,6 +99,8 @@ def test_hashes_change_nothing_else_in_the_run(tmp_path: Path) -> None:
         (store.PLAN, b'{"format":1}', "experiment.json cannot be read"),
         (store.STARTUPS, b'{"pair":0}\n', "startups.jsonl line 1 is no startup"),
         (store.STARTUPS, b"\xff\n", "startups.jsonl line 1 is no startup"),
+        *((store.PLAN, plan_with(**fault), "cannot be read: Expected") for fault in FAULTS),
+        *((store.STARTUPS, startup_with(run), "line 1 is no startup") for run in ("../e", "a\0b", "..", "")),
     ],
 )
 def test_damaged_file_is_one_clear_error(tmp_path: Path, file: str, content: bytes, message: str) -> None:
@@ -89,8 +110,9 @@ def test_damaged_file_is_one_clear_error(tmp_path: Path, file: str, content: byt
 
 
 def test_plan_of_a_later_format_is_refused(tmp_path: Path) -> None:
-    folder = store.experiment_folder(tmp_path, "e")
-    store.write_plan(folder, experiment(format=FORMAT + 1))
+    """Whatever its other fields are then."""
+    folder = begun(tmp_path)
+    (folder / store.PLAN).write_bytes(plan_with(format=FORMAT + 1, pairs="many"))
     with pytest.raises(CommandError, match=f"has format {FORMAT + 1}, this loadpeak reads {FORMAT}"):
         store.read_plan(folder)
 
@@ -101,7 +123,7 @@ def test_unknown_experiment_is_told_with_those_there_are(tmp_path: Path) -> None
         store.read_experiment(tmp_path, "x")
 
 
-@pytest.mark.parametrize("name", ["", ".", "../e", "a/b", ".hidden", "a\nb", "x" * 300])
+@pytest.mark.parametrize("name", ["", ".", "../e", "a/b", ".hidden", "a\nb", "x" * 300, "é" * 150, "\udcff"])
 def test_name_with_path_parts_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CommandError, match="cannot name an experiment"):
         store.read_experiment(tmp_path, name)
