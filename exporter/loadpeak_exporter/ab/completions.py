@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from loadpeak.vllm_outputs import stop_reason
 from loadpeak_exporter.ab.records import Output, Prompt
@@ -18,8 +21,29 @@ CLAMPED_LOGPROB = -9999.0
 """What vLLM's server answers in place of minus infinity."""
 
 
+_SILENCE = (OSError, UnicodeError, http.client.HTTPException)
+"""How asking fails where there is no server, or what listens speaks no HTTP."""
+
+
 class AnswerError(Exception):
     """A server did not answer as expected; the text is one line."""
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    token_logprobs: tuple[float | None, ...]
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What is read of a completion."""
+
+    choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1)]
 
 
 class Address(NamedTuple):
@@ -40,7 +64,7 @@ class Address(NamedTuple):
         """Whether anything listens there now."""
         try:
             socket.create_connection((self.host, self.port), timeout=2).close()
-        except OSError:
+        except (OSError, UnicodeError):  # a host's name may be no name at all
             return False
         return True
 
@@ -84,7 +108,7 @@ class Client:
         """Whether the server says that it can serve."""
         try:
             self._ask("/health", None, HEALTH_SECONDS)
-        except (OSError, AnswerError):
+        except (*_SILENCE, AnswerError):
             return False
         return True
 
@@ -114,25 +138,26 @@ class Client:
         }
         answer = self._json("/v1/completions", body, f"prompt {number}")
         try:
-            choice = answer["choices"][0]
-            return Output(
-                prompt=number,
-                token_ids=tuple(choice["token_ids"]),
-                stop_reason=stop_reason(choice["finish_reason"], choice.get("stop_reason")),
-                logprobs=_logprobs(choice),
-            )
-        except (KeyError, IndexError, TypeError) as error:
+            choice = msgspec.convert(answer, _Answer).choices[0]
+        except msgspec.ValidationError as error:
             raise AnswerError(
-                f"prompt {number}: the answer lacks {error}; expected a vLLM server that returns token ids"
+                f"prompt {number}: {error}; expected the answer of a vLLM server that returns token ids"
             ) from error
+        return Output(
+            prompt=number,
+            token_ids=choice.token_ids,
+            stop_reason=stop_reason(choice.finish_reason, choice.stop_reason),
+            logprobs=None if choice.logprobs is None else _finite(choice.logprobs.token_logprobs),
+        )
 
     def _json(self, path: str, body: dict[str, Any] | None, what: str) -> Any:
         try:
             return json.loads(self._ask(path, body, self._timeout))
         except AnswerError as error:
             raise AnswerError(f"{what}: {error}") from error
-        except (OSError, ValueError) as error:
-            raise AnswerError(f"{what}: no answer ({getattr(error, 'reason', None) or error})") from error
+        except (*_SILENCE, ValueError, RecursionError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise AnswerError(f"{what}: no answer that can be read ({reason})") from error
 
     def _ask(self, path: str, body: dict[str, Any] | None, seconds: float) -> bytes:
         headers = {"Content-Type": "application/json"}
@@ -159,11 +184,8 @@ def _message(body: bytes) -> str:
     return " ".join(text.split())[:300]
 
 
-def _logprobs(choice: dict[str, Any]) -> tuple[float | None, ...] | None:
-    logprobs = choice.get("logprobs")
-    if not logprobs:
-        return None
+def _finite(logprobs: tuple[float | None, ...]) -> tuple[float | None, ...]:
     return tuple(
         value if value is not None and math.isfinite(value) and value > CLAMPED_LOGPROB else None
-        for value in logprobs["token_logprobs"]
+        for value in logprobs
     )
