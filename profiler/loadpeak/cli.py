@@ -75,6 +75,9 @@ def main() -> None:
             # Now, not when the interpreter ends: it would say "Exception ignored" in lines of its own.
             _flush()
             raise
+    except KeyboardInterrupt:
+        # While the command's code was being imported; commands themselves have words for it.
+        sys.exit(130)
     except LoadpeakError as error:
         print(f"loadpeak: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,9 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +48,12 @@ class Command:
             CommandError: there is no such program, or it cannot be run.
         """
         self._family: set[Process] = set()
-        with log.open("wb") as output:
+        self._mark = f"LOADPEAK_RUN_ID={environ['LOADPEAK_RUN_ID']}\0"
+        try:
+            output = log.open("wb")
+        except OSError as error:
+            raise CommandError(f"{log} cannot be written: {error.strerror}") from error
+        with output:
             try:
                 self._process = subprocess.Popen(
                     list(command),
@@ -70,53 +74,55 @@ class Command:
         code = self._process.poll()
         return None if code is None else 128 - code if code < 0 else code
 
-    def stop(self) -> int:
+    def stop(self, hurried: Callable[[], bool]) -> int:
         """End it and everything that it started: interrupt, then SIGTERM, then SIGKILL.
+
+        Args:
+            hurried: whether everything is to be killed at once.
 
         Returns:
             Its exit code.
 
         Raises:
-            KeyboardInterrupt: we were interrupted meanwhile; everything was killed at once then.
             CommandError: a process cannot even be killed.
         """
-        with _noted_interrupts() as hurry:
-            for number, everywhere, seconds in (
-                (signal.SIGINT, False, INTERRUPT_SECONDS),
-                (signal.SIGTERM, False, TERMINATE_SECONDS),
-                # The samplers, which have sessions of their own, may still write down how their ranks ended.
-                (signal.SIGKILL, False, SAMPLER_SECONDS),
-                (signal.SIGKILL, True, KILL_SECONDS),
-            ):
-                if not self._living():
-                    break
-                if number == signal.SIGKILL or not hurry.is_set():
-                    self._signal(number, everywhere)
-                    self._wait(seconds, hurry if number != signal.SIGKILL else threading.Event())
-            left = self._living()
+        for number, everywhere, seconds in (
+            (signal.SIGINT, False, INTERRUPT_SECONDS),
+            (signal.SIGTERM, False, TERMINATE_SECONDS),
+            # The samplers, which have sessions of their own, may still write down how their ranks ended.
+            (signal.SIGKILL, False, SAMPLER_SECONDS),
+            (signal.SIGKILL, True, KILL_SECONDS),
+        ):
+            if not self._living():
+                break
+            last = number == signal.SIGKILL
+            if (last or not hurried()) and (self._signal(number, everywhere) or last):
+                self._wait(seconds, (lambda: False) if last else hurried)
+        left = self._living()
         if left:
-            pids = ", ".join(str(process.pid) for process in sorted(left))
-            raise CommandError(f"process {pids} cannot be killed; end it before the next startup")
-        if hurry.is_set():
-            raise KeyboardInterrupt
+            raise CommandError(f"process {pids(left)} cannot be killed; end it before the next startup")
         code = self.exit_code
         assert code is not None, "it is gone"
         return code
 
-    def _signal(self, number: signal.Signals, everywhere: bool) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+    def _signal(self, number: signal.Signals, everywhere: bool) -> bool:
+        """Signal its session, and everything else that is left of it; whether the session was there."""
         for process in self._living() if everywhere else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
-    def _wait(self, seconds: float, hurry: threading.Event) -> None:
+    def _wait(self, seconds: float, hurried: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
-        while self._living() and time.monotonic() < deadline and not hurry.is_set():
+        while self._living() and time.monotonic() < deadline and not hurried():
             time.sleep(POLL_SECONDS)
 
     def _living(self) -> set[Process]:
-        """What is left of it: its session, and what descended from that when we looked before."""
+        """What is left of it: its session, what descended from that when we looked before, and daemons."""
         self._process.poll()
         stats = _stats()
         found = {process for process in self._family if process in stats}
@@ -129,23 +135,25 @@ class Command:
             if not more:
                 break
             found |= more
-        self._family |= found
-        return found
+        # A daemon has another session and parent, but still the environment that it was started with.
+        self._family |= found or marked(self._mark)
+        return found or self._family & stats.keys()
 
 
-@contextlib.contextmanager
-def _noted_interrupts() -> Iterator[threading.Event]:
-    """Signals that ask us to end only set an event, so that nothing is left half stopped."""
-    hurry = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: hurry.set())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield hurry
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def pids(processes: set[Process]) -> str:
+    """Their numbers, in words."""
+    return ", ".join(str(process.pid) for process in sorted(processes))
+
+
+def marked(text: str, proc: Path = Path("/proc")) -> set[Process]:
+    """Living processes with a variable that begins so in the environment that they were started with."""
+    found = set()
+    for process in _stats(proc):
+        with contextlib.suppress(OSError):
+            environ = (proc / str(process.pid) / "environ").read_bytes()
+            if b"\0" + os.fsencode(text) in b"\0" + environ:
+                found.add(process)
+    return found
 
 
 def _stats(proc: Path = Path("/proc")) -> dict[Process, _Stat]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
+import shlex
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
 from loadpeak.errors import CommandError
 from loadpeak_exporter.ab import store
 from loadpeak_exporter.ab.gpus import Emptiness
+from loadpeak_exporter.ab.interrupts import Interrupts
 from loadpeak_exporter.ab.plan import order, same_plan
+from loadpeak_exporter.ab.processes import marked, pids
 from loadpeak_exporter.ab.progress import Progress
 from loadpeak_exporter.ab.records import Experiment, Startup
 from loadpeak_exporter.ab.startup import Attempt, Limits
@@ -54,19 +53,26 @@ def run(
         All startups of the experiment, in order.
 
     Raises:
-        CommandError: the command cannot be run, or its port is in use.
+        CommandError: the command cannot be run, its port is in use, or an engine is left of an earlier call.
         KeyboardInterrupt: somebody stopped us; the startup under way does not count and comes again.
     """
     folder = store.experiment_folder(home, experiment.experiment)
     finished = store.read_startups(folder)
     done = {(startup.pair, startup.arm) for startup in finished}
     gpus = _gpus_of(home, finished)
-    with progress, _termination_interrupts():
+    left = marked(f"LOADPEAK_OUTPUTS={folder}/")
+    if left:
+        raise CommandError(
+            f"process {pids(left)} is left of a startup that was broken off; end it, then go on with "
+            f"`loadpeak ab --resume {shlex.quote(experiment.experiment)}`"
+        )
+    with Interrupts() as interrupts, progress:
         for pair, arm in order(experiment):
             if (pair, arm.name) in done:
                 continue
             progress.begin(pair, arm.name, finished)
-            note = emptiness.wait(gpus, lambda text: progress.say(f"waiting for the GPUs: {text}"))
+            with interrupts.raised():
+                note = emptiness.wait(gpus, lambda text: progress.say(f"waiting for the GPUs: {text}"))
             if note is not None:
                 progress.say(f"going on all the same: {note}")
             attempt = Attempt(
@@ -78,7 +84,7 @@ def run(
                 log=folder / f"{pair + 1}-{arm.name}.log",
                 limits=limits,
             )
-            startup = msgspec.structs.replace(attempt.run(progress.watch), note=note)
+            startup = msgspec.structs.replace(attempt.run(progress.watch, interrupts), note=note)
             store.append_startup(folder, startup)
             finished.append(startup)
             gpus |= _gpus_of(home, [startup])
@@ -98,18 +104,3 @@ def _gpus_of(home: Path, startups: list[Startup]) -> set[str]:
         for rank in record.ranks
         if rank.device is not None and rank.device.uuid is not None
     }
-
-
-@contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop us as an interrupt does: no engine is left behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

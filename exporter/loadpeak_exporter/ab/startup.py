@@ -13,6 +13,7 @@ import msgspec
 from loadpeak.errors import CommandError
 from loadpeak_exporter import launch
 from loadpeak_exporter.ab.completions import AnswerError, Client, address_of, says_server
+from loadpeak_exporter.ab.interrupts import Interrupts
 from loadpeak_exporter.ab.plan import arm_command, arm_environment
 from loadpeak_exporter.ab.processes import Command
 from loadpeak_exporter.ab.records import Arm, Experiment, Output, Startup
@@ -23,6 +24,7 @@ POLL_SECONDS = 0.2
 FAILED_SECONDS = 60.0
 """An engine whose startup has failed may take so long to end by itself."""
 _ERROR_LINE = re.compile(r"\b\w*(Error|Exception)\b")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LOG_TAIL_BYTES = 256 << 10
 
 _output_lines = msgspec.json.Decoder(Output)
@@ -88,23 +90,24 @@ class Attempt:
         record = self._reader.read()
         return record if isinstance(record, RunRecord) else None
 
-    def run(self, watch: Watch) -> Startup:
+    def run(self, watch: Watch, interrupts: Interrupts) -> Startup:
         """From the start of the command until it and all its processes are gone.
 
         Raises:
             CommandError: the command cannot be run at all.
-            KeyboardInterrupt: somebody wants to stop; the command is gone all the same.
+            KeyboardInterrupt: somebody wants to stop before it is over; the command is gone all the same.
         """
         self._outputs.unlink(missing_ok=True)
         began_wall, began = time.time(), time.monotonic()
         command = Command(self._command, self._environ, self._log)
         outputs, error = None, None
         try:
-            outputs = self._wait(command, began, watch)
+            with interrupts.raised():
+                outputs = self._wait(command, began, watch)
         except (NotReadyError, AnswerError) as problem:
             error = str(problem)
         finally:
-            exit_code = command.stop()
+            exit_code = command.stop(lambda: interrupts.hurried)
         record = self.read()
         ready = [rank.ready_at_seconds for rank in record.ranks] if record else []
         return Startup(
@@ -186,9 +189,11 @@ class Attempt:
             raise NotReadyError(failure)
         try:
             lines = self._outputs.read_bytes().splitlines()
+            return tuple(_output_lines.decode(line) for line in lines)
         except FileNotFoundError:
             return None
-        return tuple(_output_lines.decode(line) for line in lines)
+        except (OSError, ValueError) as error:
+            raise NotReadyError(f"{self._outputs.name} cannot be read: {error}") from error
 
     def _failure(self) -> str | None:
         """What the record says about a failed startup."""
@@ -206,4 +211,6 @@ class Attempt:
             file.seek(max(0, size - _LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         found = [line.strip() for line in lines if _ERROR_LINE.search(line)]
-        return f": {found[-1][:300]}" if found else f"; its output is in {self._log.name}"
+        if not found:
+            return f"; its output is in {self._log.name}"
+        return ": " + "".join(filter(str.isprintable, _COLOUR.sub("", found[-1])))[:300]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from loadpeak_exporter.ab.gate import exit_status, judge
 from loadpeak_exporter.ab.gate_text import print_gate
 from loadpeak_exporter.ab.gpus import Emptiness, NvmlGpus
 from loadpeak_exporter.ab.progress import Progress
-from loadpeak_exporter.ab.records import FORMAT, Evidence, Experiment
+from loadpeak_exporter.ab.records import FORMAT, MOST_PAIRS, Evidence, Experiment
 from loadpeak_exporter.ab.startup import Limits
 from loadpeak_exporter.records import RunRecord
 from loadpeak_exporter.text import ABSENT, mib, outcome_text, table
@@ -30,12 +31,13 @@ INTERRUPTED = 130
 
 
 def ab(
+    context: typer.Context,
     command: list[str] | None = typer.Argument(
         None,
         help="The command that starts vLLM, after `--`: a server of the OpenAI API, or a script with an LLM.",
         metavar="-- COMMAND",
     ),
-    pairs: int = typer.Option(2, min=1, max=1000, help="Rounds; each starts every arm once."),
+    pairs: int = typer.Option(2, min=1, max=MOST_PAIRS, help="Rounds; each starts every arm once."),
     arm: list[str] = typer.Option(
         [],
         metavar="NAME:SETTING",
@@ -64,27 +66,30 @@ def ab(
     """
     home = settings.load().home
     if resume:
+        _nothing_else(context)
         planned = _resumed(home, resume, command)
     else:
         planned = _planned(command or [], pairs, arm, experiment, prompts, max_tokens)
     for each in planned.arms:
         plan.arm_command(each, planned.command)
-    folder = runner.prepare(home, planned)
+    folder = store.experiment_folder(home, planned.experiment)
+    quoted = shlex.quote(planned.experiment)
     console = Console(stderr=True)
     try:
-        runner.run(
-            home,
-            planned,
-            environ=dict(os.environ),
-            limits=Limits(ready_timeout, timeout),
-            emptiness=Emptiness(NvmlGpus(), gpu_timeout),
-            progress=Progress(console, planned),
-        )
+        with store.alone(folder):
+            runner.prepare(home, planned)
+            runner.run(
+                home,
+                planned,
+                environ=dict(os.environ),
+                limits=Limits(ready_timeout, timeout),
+                emptiness=Emptiness(NvmlGpus(), gpu_timeout),
+                progress=Progress(console, planned),
+            )
     except KeyboardInterrupt:
         done, total = len(store.read_startups(folder)), planned.pairs * len(planned.arms)
         console.print(
-            f"loadpeak: stopped after {done} of {total} startups; "
-            f"`loadpeak ab --resume {planned.experiment}` goes on",
+            f"loadpeak: stopped after {done} of {total} startups; `loadpeak ab --resume {quoted}` goes on",
             markup=False,
             soft_wrap=True,
         )
@@ -93,7 +98,7 @@ def ab(
     verdict = judge(planned, evidence)
     print_startups(Console(), planned, evidence)
     print_gate(Console(), verdict)
-    print(f"\nloadpeak report {planned.experiment} tells more")
+    print(f"\nloadpeak report {quoted} tells more")
     raise typer.Exit(exit_status(verdict))
 
 
@@ -108,6 +113,11 @@ def _planned(
     """
     if not command:
         raise CommandError("there is no command: expected `loadpeak ab … -- vllm serve MODEL …`")
+    for word in (*command, *arms):
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise CommandError(f"{word!r} is no UTF-8, and the plan of an experiment is kept in it") from None
     if prompts is not None:
         chosen = plan.read_prompts(prompts)
     else:
@@ -124,6 +134,22 @@ def _planned(
         prompts=chosen,
         max_tokens=max_tokens,
     )
+
+
+def _nothing_else(context: typer.Context) -> None:
+    """Refuse what would change a plan that there is.
+
+    Raises:
+        CommandError: an option of the plan was given.
+    """
+    for name in ("pairs", "arm", "experiment", "prompts", "max_tokens"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            option = "--" + name.replace("_", "-")
+            raise CommandError(
+                f"--resume goes on with the plan that the experiment has, so {option} cannot be given; "
+                "leave it out, or give a new experiment a name"
+            )
 
 
 def _resumed(home: Path, name: str, command: list[str] | None) -> Experiment:

@@ -3,8 +3,9 @@
 Faults: ``--die`` runs out of memory while it loads, ``--hang`` never becomes ready, ``--stubborn`` ignores
 the signals that ask it to end and has a child in a session of its own, ``--refuse`` answers no prompt,
 ``--unrecorded`` writes no record, ``--infinite`` answers as vLLM does where a log-probability is not finite,
-``--other`` has other weights. ``python engine.py script`` generates by itself and ends, with ``--fail`` with
-exit code 3.
+``--other`` has other weights, ``--noise`` speaks no HTTP, ``--cut`` breaks its answers off, ``--words``
+answers with words in the place of token ids, ``--daemon`` goes on as a daemon. ``python engine.py script``
+generates by itself and ends, with ``--fail`` with exit code 3, with ``--torn`` with half a line of outputs.
 """
 
 import json
@@ -69,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         assert asked["temperature"] == 0
         assert asked["return_token_ids"] is True
-        tokens = [len(asked["prompt"])] * 2
+        tokens = ["one", "two"] if "--words" in sys.argv else [len(asked["prompt"])] * 2
         choice = {
             "token_ids": tokens,
             "finish_reason": "stop",
@@ -78,9 +79,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"choices": [choice]})
 
     def answer(self, status: int, body: object) -> None:
+        if "--noise" in sys.argv:
+            self.wfile.write(b"SSH-2.0\r\n")
+            return
         data = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        more = 100 if "--cut" in sys.argv and self.command == "POST" else 0
+        self.send_header("Content-Length", str(len(data) + more))
         self.end_headers()
         self.wfile.write(data)
 
@@ -98,12 +103,19 @@ def main() -> None:
         print("child", child.pid, flush=True)
     else:
         signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    if "--daemon" in sys.argv:
+        if os.fork() > 0:
+            os._exit(0)
+        os.setsid()
+        if os.fork() > 0:
+            os._exit(0)
     print("engine", os.getpid(), flush=True)
     if "--unrecorded" not in sys.argv:
         record()
     if sys.argv[1] == "script":
         with Path(os.environ["LOADPEAK_OUTPUTS"]).open("w") as file:
-            file.write('{"prompt":0,"token_ids":[5,6],"stop_reason":"length","logprobs":[-1,-2]}\n')
+            line = '{"prompt":0,"token_ids":[5,6],"stop_reason":"length","logprobs":[-1,-2]}\n'
+            file.write(line[:20] if "--torn" in sys.argv else line)
         raise SystemExit(3 if "--fail" in sys.argv else 0)
     HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 

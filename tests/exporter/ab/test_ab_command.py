@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -122,6 +123,9 @@ def test_failed_arm_is_reported_and_the_others_run(tmp_path: Path) -> None:
         ("--hang", ("--ready-timeout", "1"), "it was not ready within 1 s; its output is in 1-baseline.log"),
         ("--refuse", (), "prompt 0: status 400: This prompt is too long."),
         ("--unrecorded", (), "install loadpeak into the Python environment"),
+        ("--noise", ("--timeout", "1"), "it was ready, but neither answered on port "),
+        ("--cut", (), "prompt 0: no answer that can be read (IncompleteRead"),
+        ("--words", (), "prompt 0: Expected `int`, got `str` - at `$.choices[0].token_ids[0]`; expected"),
     ],
 )
 def test_startup_that_comes_to_nothing_has_a_reason(
@@ -161,6 +165,13 @@ def test_engine_that_does_not_want_to_end_is_killed_with_its_children(
         assert not lives(pid_in(log_of(tmp_path), word)), word
 
 
+def test_engine_that_becomes_a_daemon_is_found_and_killed(tmp_path: Path) -> None:
+    done = ab(tmp_path, "--pairs", "1", *server("--daemon"))
+    assert done.returncode == 1, done.stderr
+    for arm in ("baseline", "fix"):
+        assert not lives(pid_in(log_of(tmp_path, arm=arm), "engine"))
+
+
 def test_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -189,6 +200,19 @@ def test_script_that_fails_after_ready_is_an_error(tmp_path: Path) -> None:
     assert "it ended with exit code 3; its output is in 1-baseline.log" in done.stdout
 
 
+def test_outputs_that_cannot_be_read_fail_their_startup_and_no_other(tmp_path: Path) -> None:
+    done = ab(tmp_path, "--pairs", "1", "--", sys.executable, str(ENGINE), "script", "--torn")
+    assert done.returncode == 1, done.stderr
+    assert "pair 1 · fix: 1-fix.outputs.jsonl cannot be read: Input data was truncated" in done.stdout
+
+
+def test_colours_of_an_error_are_left_out(tmp_path: Path) -> None:
+    program = "print('\\033[31mValueError:\\033[0m no\\007'); raise SystemExit(4)"
+    done = ab(tmp_path, "--pairs", "1", "--", sys.executable, "-c", program)
+    assert done.returncode == 1
+    assert read(tmp_path)[1][0].startup.error == "it ended with exit code 4: ValueError: no"
+
+
 def test_command_that_is_no_vllm_is_told_so(tmp_path: Path) -> None:
     done = ab(tmp_path, "--pairs", "1", "--", "true")
     assert done.returncode == 1
@@ -213,7 +237,7 @@ def interrupted(
     command: list[str],
     *options: str,
     number: signal.Signals = signal.SIGINT,
-    again: bool = False,
+    again: float | None = None,
 ) -> str:
     """Interrupt the second startup; what was said."""
     process = subprocess.Popen(
@@ -224,8 +248,8 @@ def interrupted(
     )
     engine = pid_in(log_of(home, arm="fix"), "engine")
     process.send_signal(number)
-    if again:
-        time.sleep(0.3)
+    if again is not None:
+        time.sleep(again)
         process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130, said
@@ -246,11 +270,42 @@ def test_interrupted_experiment_is_continued_where_it_stopped(tmp_path: Path, nu
     assert evidence[0].startup == first.startup, "a startup that is over is not repeated"
 
 
+def test_two_signals_at_once_leave_no_engine(tmp_path: Path) -> None:
+    """As when a service manager and a terminal end us together."""
+    options = ("--arm", "fix:flag=--hang", "--pairs", "1")
+    interrupted(tmp_path, server(), *options, number=signal.SIGTERM, again=0.0)
+
+
 def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     begun = time.monotonic()
-    interrupted(tmp_path, server(), "--arm", "fix:flag='--hang --stubborn'", "--pairs", "1", again=True)
+    interrupted(tmp_path, server(), "--arm", "fix:flag='--hang --stubborn'", "--pairs", "1", again=0.3)
     assert time.monotonic() - begun < 20, "the engine would have had 30 s to end"
     assert not lives(pid_in(log_of(tmp_path, arm="fix"), "child"))
+
+
+def test_engine_left_by_a_killed_runner_is_named_before_anything_starts(tmp_path: Path) -> None:
+    command = [*LOADPEAK, "ab", "--experiment", "e", "--pairs", "1", *server("--hang")]
+    with subprocess.Popen(command, env=environ(tmp_path), stderr=subprocess.PIPE) as runner:
+        engine = pid_in(log_of(tmp_path), "engine")
+        running = loadpeak(tmp_path, "ab", "--resume", "e")
+        runner.kill()
+    assert "experiment e is being run already" in running.stderr
+    resumed = loadpeak(tmp_path, "ab", "--resume", "e")
+    assert resumed.returncode == 2
+    assert f"process {engine} is left of a startup that was broken off" in resumed.stderr
+    os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: not lives(engine), 5)
+    assert loadpeak(tmp_path, "ab", "--resume", "e", "--ready-timeout", "1").returncode == 1
+    assert arms(read(tmp_path)[1]) == [(0, "baseline"), (0, "fix")]
+
+
+def test_copied_experiment_is_one_of_its_own(tmp_path: Path) -> None:
+    ab(tmp_path, "--pairs", "1", "--", "true")
+    folder = tmp_path / "experiments"
+    shutil.copytree(folder / "e", folder / "copy")
+    (folder / "copy/startups.jsonl").unlink()
+    loadpeak(tmp_path, "ab", "--resume", "copy")
+    assert len(read(tmp_path, "copy")[1]) == len(read(tmp_path)[1]) == 2
 
 
 def test_finished_experiment_is_not_run_again(tmp_path: Path) -> None:
@@ -285,6 +340,15 @@ def test_torn_line_of_a_killed_runner_is_written_over(tmp_path: Path) -> None:
         (["--experiment", "e", "--pairs", "1", "--", "false"], 'its command ["true"] would become ["false"]'),
         (["--resume", "e", "--", "false"], "experiment e runs another command (true)"),
         (["--resume", "other"], "no experiment 'other' in "),
+        (["--resume", "e", "--pairs", "1"], "so --pairs cannot be given"),
+        (
+            ["--experiment", "é" * 150, "--", "true"],
+            "cannot name an experiment: expected a name of at most 200 bytes",
+        ),
+        (["--experiment", "n", "--", "a\udcff"], "is no UTF-8, and the plan of an experiment is kept in it"),
+        (["--arm", "x:flag='\"a'", "--", "true"], "cannot be read: No closing quotation"),
+        (["--arm", "x:environment=~nobody-here/x", "--", "true"], "name a Python environment"),
+        (["--arm", "x:environment=", "--", "true"], "name a Python environment"),
         (["--resume", "../e"], "'../e' cannot name an experiment"),
         (["--experiment", "a/b", "--", "true"], "'a/b' cannot name an experiment"),
         ([], "there is no command: expected `loadpeak ab … -- vllm serve MODEL …`"),
