@@ -77,18 +77,34 @@ def kill_sampler() -> None:
     time.sleep(0.2)
 
 
-def fake_fp8() -> Any:
-    """Online FP8 on a CPU: the quantization kernel in plain torch, for its place in the startup."""
-    from vllm import _custom_ops
+@contextmanager
+def int8_experts() -> Iterator[None]:
+    """Int8 experts on any CPU: vLLM's own kernel needs AMX tiles, so its three calls are stood in for.
 
-    def wrap(original: Any) -> Any:
-        def scaled_fp8_quant(tensor: Any, scale: Any = None, *args: Any, **kwargs: Any) -> Any:
-            scale = tensor.abs().max().float().reshape(1) / 448 if scale is None else scale
-            return (tensor.float() / scale).to(torch.float8_e4m3fn), scale
+    Everything before it, which quantizes the experts while weights load, is vLLM's.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsInt8
 
-        return scaled_fp8_quant
+    def pack(_: Any) -> Any:
+        def process_weights_after_loading(experts: Any, layer: Any) -> None:
+            for name in ("w13_weight", "w2_weight"):
+                weight = getattr(layer, name)
+                setattr(layer, name, torch.nn.Parameter(weight.clone(), requires_grad=False))
 
-    return replaced(_custom_ops, "scaled_fp8_quant", wrap)
+        return process_weights_after_loading
+
+    def compute(_: Any) -> Any:
+        def apply(experts: Any, output: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            output.zero_()
+
+        return apply
+
+    with (
+        replaced(CPUExpertsInt8, "_supports_current_device", lambda _: staticmethod(lambda: True)),
+        replaced(CPUExpertsInt8, "process_weights_after_loading", pack),
+        replaced(CPUExpertsInt8, "apply", compute),
+    ):
+        yield
 
 
 SABOTAGE: dict[str | None, Callable[[], Any]] = {
@@ -97,7 +113,7 @@ SABOTAGE: dict[str | None, Callable[[], Any]] = {
     "error_in_layer": lambda: third_layer(raise_other),
     "hang_in_layer": lambda: third_layer(hang),
     "kill_sampler": lambda: third_layer(kill_sampler),
-    "fake_fp8": fake_fp8,
+    "int8_experts": int8_experts,
 }
 
 

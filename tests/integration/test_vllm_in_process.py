@@ -35,8 +35,12 @@ DRAFT = {"method": "draft_model", "num_speculative_tokens": 2}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "plain": {"env": {"LOADPEAK_VARIANT": "first", "LOADPEAK_EXPERIMENT": "suite"}},
     "dummy": {"llm": {"load_format": "dummy"}},
-    "online": {"llm": ONLINE, "generate": False},
-    "online-dummy": {"llm": {**ONLINE, "load_format": "dummy"}, "generate": False},
+    "online": {"llm": ONLINE, "sabotage": "int8_experts", "generate": False},
+    "online-dummy": {
+        "llm": {**ONLINE, "load_format": "dummy"},
+        "sabotage": "int8_experts",
+        "generate": False,
+    },
     "draft": {"llm": {"speculative_config": DRAFT}},
     "oom": {"sabotage": "oom_in_layer"},
     "error": {"sabotage": "error_in_layer"},
