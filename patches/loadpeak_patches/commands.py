@@ -84,7 +84,10 @@ def _files(path: Path) -> list[PatchedFile]:
         from loadpeak_patches.source import tree
     except ModuleNotFoundError as error:
         raise CommandError("this needs the package libcst: pip install libcst") from error
-    return list(tree.patched_files(path))
+    files = list(tree.patched_files(path))
+    if not files:
+        raise CommandError(f"no MoE loader that drops its sources in {path}")
+    return files
 
 
 def _understood(path: Path, skip_refused: bool) -> list[PatchedFile]:
@@ -100,6 +103,4 @@ def _understood(path: Path, skip_refused: bool) -> list[PatchedFile]:
             f"{len(refused)} loaders are not understood and nothing was written: {places}. "
             "--skip-refused leaves them out"
         )
-    if not files:
-        raise CommandError(f"no MoE loader that drops its sources in {path}")
     return files

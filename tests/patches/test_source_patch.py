@@ -62,7 +62,19 @@ class GptOssMxfp4MoEMethod(FusedMoEMethodBase):
         replace_parameter(layer, "w13_weight", prepare(w13))
         replace_parameter(layer, "w2_weight", prepare(layer.w2_weight))
 """
-LOADERS = {"AWQ": AWQ, "NVFP4": NVFP4, "FP8": FP8, "MXFP4": THROUGH_A_METHOD}
+NAMES = """
+class ModelOptNvFp4FusedMoE(FusedMoEMethodBase):
+    def process_weights_after_loading(self, layer):
+        w13, w2 = layer.w13_weight, layer.w2_weight.data
+        same = other = layer.w2_weight
+        held: object = layer.w13_weight
+        replace_parameter(layer, "w13_weight", prepare(w13))
+        del w13
+        w2 = prepare(w2)
+        replace_parameter(layer, "w2_weight", w2)
+        log(w2)
+"""
+LOADERS = {"names": NAMES, "AWQ": AWQ, "NVFP4": NVFP4, "FP8": FP8, "MXFP4": THROUGH_A_METHOD}
 SOURCES = {"AWQ": ("w13_qweight", "w2_qweight"), "other": ("w13_weight", "w2_weight")}
 
 
@@ -271,6 +283,13 @@ def test_check_tells_the_state_of_each_loader(tree: Path) -> None:
     }
 
 
+def test_tree_without_such_loaders_is_an_error_and_not_a_success(tree: Path) -> None:
+    for file in tree.rglob("*.py"):
+        file.unlink()
+    for verb in ("check", "diff", "apply"):
+        assert "no MoE loader that drops its sources in" in str(invoke("patch", verb, tree).exception)
+
+
 def test_apply_writes_all_files_and_a_second_time_nothing(tree: Path) -> None:
     assert "patched" in invoke("patch", "apply", tree).stdout
     assert "nothing to do" in invoke("patch", "apply", tree).stdout
@@ -292,25 +311,51 @@ def test_nothing_is_written_when_one_loader_is_not_understood(tree: Path) -> Non
 def test_file_that_cannot_be_written_leaves_none_changed(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tree / "vllm/model_executor/layers/quantization"
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    write = Path.write_text
+    write = Path.write_bytes
 
-    def failing(path: Path, text: str) -> int:
-        if path.name == "fp8_sm70_moe.py" and "loadpeak" in text:
+    def failing(path: Path, content: bytes) -> int:
+        if "fp8_sm70_moe.py" in path.name:
+            write(path, content[:100])
             raise OSError(28, "No space left on device")
-        return write(path, text)
+        return write(path, content)
 
-    monkeypatch.setattr(Path, "write_text", failing)
+    monkeypatch.setattr(Path, "write_bytes", failing)
     assert "nothing was changed" in str(invoke("patch", "apply", tree).exception)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("broken", ["not a folder", "a file that is no Python"])
+ODD_FILES = {
+    "carriage returns": lambda text: text.replace("\n", "\r\n"),
+    "a byte order mark": lambda text: "\ufeff" + text,
+    "tabs": lambda text: text.replace("    ", "\t"),
+    "form feeds and separators": lambda text: text.replace("import torch", "import torch\n\x0c\n# \u2028"),
+    "no line feed at its end": lambda text: text.rstrip("\n"),
+}
+
+
+@pytest.mark.parametrize("oddity", ODD_FILES)
+def test_odd_file_keeps_its_bytes_and_its_diff_is_taken(tree: Path, oddity: str) -> None:
+    file = tree / "vllm/model_executor/layers/quantization/awq_sm70_moe.py"
+    before = ODD_FILES[oddity]("import torch\n" + AWQ[: AWQ.index("        log(")]).encode()
+    file.write_bytes(before)
+    file.chmod(0o640)
+    printed = invoke("patch", "diff", tree).stdout_bytes
+    assert invoke("patch", "apply", tree).exit_code == 0
+    after = file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert before.rstrip(b"\n") in after
+    subprocess.run(["git", "-C", str(tree), "apply", "-R", "-"], input=printed, check=True)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("broken", ["not a folder", "a file that is no Python", "a file that is no UTF-8"])
 def test_what_is_no_vllm_is_said_in_one_line(tree: Path, broken: str) -> None:
     if broken == "not a folder":
         assert "no vLLM in" in str(invoke("patch", "diff", "/nowhere").exception)
         return
-    (tree / "vllm/model_executor/layers/bad.py").write_text("def process_weights_after_loading(:\n")
-    assert "cannot be parsed" in str(invoke("patch", "diff", tree).exception)
+    bad = tree / "vllm/model_executor/layers/bad.py"
+    bad.write_bytes(b"# \xe9\n" if "UTF-8" in broken else b"def process_weights_after_loading(:\n")
+    assert "bad.py: cannot be " in str(invoke("patch", "diff", tree).exception)
 
 
 def test_list_names_the_known_loaders() -> None:

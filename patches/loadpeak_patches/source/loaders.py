@@ -50,7 +50,7 @@ def releases(method: cst.FunctionDef) -> bool:
 def drops(method: cst.FunctionDef, siblings: dict[str, cst.FunctionDef]) -> bool:
     """Whether the method drops sources at all."""
     layer = _layer_name(method)
-    return layer is not None and any(_dropped(statement, layer, siblings) for statement in _body(method))
+    return layer is not None and bool(_dropped(method.body, layer, siblings))
 
 
 def place(method: cst.FunctionDef, siblings: dict[str, cst.FunctionDef]) -> Place:
@@ -109,8 +109,7 @@ def _dropped(statement: cst.CSTNode, layer: str, siblings: dict[str, cst.Functio
         if sibling is not None and any(_is(argument.value, layer) for argument in call.args):
             inner = _layer_name(sibling)
             if inner is not None:
-                for nested in _body(sibling):
-                    names |= _dropped(nested, inner, {})
+                names |= _dropped(sibling.body, inner, {})
     return names
 
 
@@ -144,23 +143,45 @@ def _assigned(statement: cst.CSTNode, layer: str) -> set[str]:
 def _aliases(
     statements: Iterable[cst.BaseStatement], layer: str, dropped: set[str]
 ) -> dict[str, cst.CSTNode]:
-    """Local names that were bound to a dropped attribute, and where."""
+    """Local names that hold a dropped attribute after the statements, and where they were bound to it."""
     found: dict[str, cst.CSTNode] = {}
     for statement in statements:
+        for deletion in _descend(statement, cst.Del):
+            for gone in _loads(deletion):
+                found.pop(gone.value, None)
         if not isinstance(statement, cst.SimpleStatementLine):
             continue
         for small in statement.body:
-            if not isinstance(small, cst.Assign) or not isinstance(small.targets[0].target, cst.Name):
-                continue
-            value = small.value
-            while isinstance(value, cst.Attribute) and value.attr.value == "data":
-                value = value.value
-            name = small.targets[0].target.value
-            if not isinstance(value, cst.Attribute) or not _is(value.value, layer):
-                continue
-            if value.attr.value in dropped or "*" in dropped:
-                found[name] = small
+            for name, value in _bindings(small):
+                found.pop(name, None)
+                source = _source(value, layer)
+                if source is not None and not dropped.isdisjoint({source, "*"}):
+                    found[name] = small
     return found
+
+
+def _bindings(small: cst.BaseSmallStatement) -> Iterator[tuple[str, cst.BaseExpression]]:
+    """Names that an assignment binds, and to what; ``a, b = x, y`` too."""
+    if isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name) and small.value is not None:
+        yield small.target.value, small.value
+    if not isinstance(small, cst.Assign):
+        return
+    for target in (assigned.target for assigned in small.targets):
+        names: list[cst.BaseExpression] = [target]
+        values = [small.value]
+        if isinstance(target, cst.Tuple) and isinstance(small.value, cst.Tuple):
+            names = [element.value for element in target.elements]
+            values = [element.value for element in small.value.elements]
+        for name, value in zip(names, values, strict=False):
+            if isinstance(name, cst.Name):
+                yield name.value, value
+
+
+def _source(value: cst.BaseExpression, layer: str) -> str | None:
+    """The attribute of the layer that an expression is, through ``.data`` or not."""
+    while isinstance(value, cst.Attribute) and value.attr.value == "data":
+        value = value.value
+    return value.attr.value if isinstance(value, cst.Attribute) and _is(value.value, layer) else None
 
 
 def _calls(node: cst.CSTNode) -> Iterator[cst.Call]:

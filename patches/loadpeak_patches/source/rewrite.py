@@ -17,6 +17,7 @@ if torch.cuda.is_available():
     torch.cuda.empty_cache()
 """
 
+BYTE_ORDER_MARK = "\ufeff"
 State = Literal["applicable", "there", "refused"]
 
 
@@ -35,7 +36,8 @@ def rewrite(source: str) -> tuple[str, list[Finding]]:
     Raises:
         libcst.ParserSyntaxError: it is not Python that libcst understands.
     """
-    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+    mark = source[: source.startswith(BYTE_ORDER_MARK)]
+    wrapper = MetadataWrapper(cst.parse_module(source.removeprefix(mark)), unsafe_skip_copy=True)
     positions = wrapper.resolve(PositionProvider)
     findings: list[Finding] = []
     changes: dict[cst.FunctionDef, loaders.Place] = {}
@@ -55,7 +57,7 @@ def rewrite(source: str) -> tuple[str, list[Finding]]:
         except loaders.Refusal as refusal:
             place = positions[refusal.node].start.line
             findings.append(Finding(owner, place, "refused", refusal.reason))
-    return wrapper.module.visit(_Insert(changes)).code, findings
+    return mark + wrapper.module.visit(_Insert(changes)).code, findings
 
 
 def _loaders(
@@ -79,7 +81,8 @@ def _loaders(
 
 def _imports_torch(module: cst.Module) -> bool:
     return any(
-        isinstance(small, cst.Import) and any(alias.evaluated_name == "torch" for alias in small.names)
+        isinstance(small, cst.Import)
+        and any(alias.evaluated_name == "torch" and alias.asname is None for alias in small.names)
         for statement in module.body
         if isinstance(statement, cst.SimpleStatementLine)
         for small in statement.body

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +13,7 @@ from typing import NamedTuple
 import libcst as cst
 
 from loadpeak.errors import CommandError
+from loadpeak_patches.source.loaders import METHOD
 from loadpeak_patches.source.rewrite import Finding, rewrite
 
 WHERE = "model_executor/layers"
@@ -26,13 +30,12 @@ class PatchedFile(NamedTuple):
     def diff(self) -> str:
         """A unified diff that ``git apply`` takes; empty where nothing changes."""
         name = self.path.as_posix()
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.after.splitlines(keepends=True),
-            f"a/{name}",
-            f"b/{name}",
+        # Only line feeds end a line for git; form feeds and separators of Unicode stand in sources.
+        before, after = (io.StringIO(text, newline="\n").readlines() for text in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
         )
-        return "".join(lines)
 
 
 def root_of(path: Path) -> Path:
@@ -54,12 +57,15 @@ def patched_files(path: Path) -> Iterator[PatchedFile]:
     """Every file of a vLLM tree that has MoE loaders which drop their sources.
 
     Raises:
-        CommandError: there is no vLLM there, or a file of it is no Python.
+        CommandError: there is no vLLM there, or a file of it cannot be read or is no Python.
     """
     root = root_of(path)
     for file in sorted((root / "vllm" / WHERE).rglob("*.py")):
-        before = file.read_text()
-        if "process_weights_after_loading" not in before:
+        try:
+            before = file.read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"{file}: cannot be read: {error}") from error
+        if METHOD not in before:
             continue
         try:
             after, findings = rewrite(before)
@@ -74,18 +80,25 @@ def patched_files(path: Path) -> Iterator[PatchedFile]:
 def write(path: Path, files: list[PatchedFile]) -> None:
     """Write the changed files: all of them or, if one cannot be written, none.
 
+    All texts are on the disk, beside their files, before the first file gets its own.
+
     Raises:
-        CommandError: a file cannot be written; those written before have their old text again.
+        CommandError: a file cannot be written; nothing was changed.
     """
     root = root_of(path)
-    done: list[PatchedFile] = []
-    for file in files:
-        try:
-            (root / file.path).write_text(file.after)
-        except OSError as error:
-            for earlier in done:
-                (root / earlier.path).write_text(earlier.before)
-            raise CommandError(
-                f"{root / file.path} cannot be written: {error.strerror}; nothing was changed"
-            ) from error
-        done.append(file)
+    with contextlib.ExitStack() as undone:
+        staged: list[tuple[Path, Path]] = []
+        for file in files:
+            target = (root / file.path).resolve()
+            new = target.with_name(f".{target.name}.loadpeak")
+            undone.callback(new.unlink, missing_ok=True)
+            try:
+                new.write_bytes(file.after.encode())
+                shutil.copymode(target, new)
+            except OSError as error:
+                raise CommandError(
+                    f"{root / file.path} cannot be written: {error.strerror}; nothing was changed"
+                ) from error
+            staged.append((new, target))
+        for new, target in staged:
+            new.replace(target)
