@@ -50,8 +50,8 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 rank``, ``2,000 ranks``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def print_runs(console: Console, runs: Sequence[RunRecord | DamagedRun]) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from loadpeak_exporter.ab.records import Evidence
 from loadpeak_exporter.ab.trial import Finding, Trial
+from loadpeak_exporter.text import plural
 
 _VERSIONS = ("engine", "engine_version", "torch_version", "loadpeak_version")
 _ENGINE = ("model", "quantization", "load_format", "tp_size", "world_size")
@@ -120,7 +121,7 @@ def same_settings(trial: Trial) -> Finding:
     compared = _some([str(difference) for difference in found]) or "nothing differs"
     if trial.baseline.settings is None or trial.fix.settings is None:
         return Finding(None, f"not judged: the engine's settings were not read; compared: {compared}")
-    return Finding(True, f"{len(trial.fix.settings)} settings; compared: {compared}")
+    return Finding(True, f"{plural(len(trial.fix.settings), 'setting')}; compared: {compared}")
 
 
 def _not_in_force(trial: Trial) -> list[str]:

@@ -59,8 +59,9 @@ def equal_weights(trial: Trial) -> Finding:
     }
     found = [f"{len(keys):,} {what}: {_tensors(keys)}" for what, keys in faults.items() if keys]
     if found:
-        return Finding(False, f"of {len(before.keys() | after.keys()):,} tensors " + "; ".join(found))
-    equal = f"{len(before):,} tensors on {plural(len({rank for rank, _ in before}), 'rank')}, all equal"
+        return Finding(False, f"of {plural(len(before.keys() | after.keys()), 'tensor')} " + "; ".join(found))
+    ranks = len({rank for rank, _ in before})
+    equal = f"{plural(len(before), 'tensor')} on {plural(ranks, 'rank')}, all equal"
     unread = [
         f"rank {rank} {name} of {arm} ({why})"
         for arm, side in trial.sides

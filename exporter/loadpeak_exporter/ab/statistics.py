@@ -131,10 +131,10 @@ def claim(baseline: Sequence[float], fix: Sequence[float]) -> str:
     """What the repeats support: a difference only where the ranges do not overlap and there are enough."""
     if not baseline or not fix:
         return "no times"
-    if min(fix) <= max(baseline) and min(baseline) <= max(fix):
-        return "the ranges overlap: no difference shown"
     if 1 in (len(baseline), len(fix)):
         return "a single repeat supports no claim"
+    if min(fix) <= max(baseline) and min(baseline) <= max(fix):
+        return "the ranges overlap: no difference shown"
     if min(len(baseline), len(fix)) < FEWEST:
         chance = comb(len(baseline) + len(fix), len(fix)) // 2
         return f"too few repeats for a claim: chance alone does this 1 time in {chance}"

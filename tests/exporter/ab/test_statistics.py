@@ -38,6 +38,7 @@ def test_spread_is_of_the_readings_that_are_there(
         ([5, 6, 7, 8], [10, 11, 12, 13], "slower: the ranges do not overlap"),
         ([5, 6, 7, 8], [10, 11, 12], "too few repeats"),
         ([5, 6, 7, 8], [10], "a single repeat supports no claim"),
+        ([5, 6], [5], "a single repeat supports no claim"),
         ([], [1.0], "no times"),
     ],
 )
