@@ -24,9 +24,14 @@ function layout(xTitle, extra = {}) {
   };
 }
 
+// Plotly reads names as markup of its own.
+function plain(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
 function curve(name, points, colour, options = {}) {
   return {
-    name,
+    name: plain(name),
     x: points.map(([x]) => x),
     y: points.map(([, y]) => (y === null || y === undefined ? null : y / GIB)),
     mode: "lines",

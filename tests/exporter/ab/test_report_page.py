@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
 EVIL = "</script><script>document.title='hacked'</script>"
-SPLIT = Arm(name="split <img src=x onerror=document.title='hacked'>", split_limit="keep")
+SPLIT = Arm(name="split <i>&amp; <img src=x onerror=document.title='hacked'>", split_limit="keep")
 PLAN = experiment(BASELINE, RELEASE, SPLIT, pairs=1)
 
 
@@ -47,7 +48,7 @@ def page(browser: WebDriver, folder: Path) -> Iterator[Page]:
 def test_arms_are_laid_over_each_other(page: Page) -> None:
     text = page.open("ab.html").says("The gate did not pass: 15 passed, 1 failed.", "Loading times")
     assert "rank 0 720 → 720 MiB is not lower" in text
-    names = ["baseline", "release", SPLIT.name]
+    names = ["baseline", "release", escape(SPLIT.name, quote=False)]
     time, layers = page.curves("time"), page.curves("layers")
     assert [curve["name"] for curve in time] == names
     assert [curve["name"] for curve in layers] == [
@@ -68,6 +69,8 @@ def test_run_has_its_timeline_with_phases(page: Page) -> None:
 def test_text_of_others_is_no_markup(page: Page, folder: Path) -> None:
     page.open("ab.html").says(EVIL)
     page.curves("time")
+    legend = "return [...document.querySelectorAll('#time .legendtext')].map((text) => text.textContent)"
+    assert page.browser.execute_script(legend) == ["baseline", "release", SPLIT.name]
     assert page.browser.title == "loadpeak A/B: awq"
     assert "\\u003cimg src=x" in (folder / "ab.html").read_text(), "names in the charts' data"
 
