@@ -73,11 +73,18 @@ def worker_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
-def tokens(llm: Any, count: int = 8, prompts: int = 1, tampered: bool = False) -> list[int]:
-    """Greedy tokens for fixed prompts, one after the other; the last prompt's last token may be another."""
+def tokens(llm: Any, prompts: int = 1, tampered: bool = False) -> list[int]:
+    """Greedy tokens for fixed prompts, one after the other; the last prompt's last token may be another.
+
+    Random weights repeat two tokens for ever and never end a text. So repetition costs, and every eighth
+    token of the vocabulary is an end.
+    """
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+    ends = list(range(0, llm.model_config.get_vocab_size(), 8))
+    sampling = SamplingParams(
+        temperature=0.0, repetition_penalty=2.0, max_tokens=128, stop_token_ids=ends, detokenize=False
+    )
     asked = [list(range(start, start + 32)) for start in range(100, 100 + prompts)]
     if tampered:
         asked[-1][-1] += 1
