@@ -40,7 +40,7 @@ def rewrite(source: str) -> tuple[str, list[Finding]]:
     wrapper = MetadataWrapper(cst.parse_module(source.removeprefix(mark)), unsafe_skip_copy=True)
     positions = wrapper.resolve(PositionProvider)
     findings: list[Finding] = []
-    changes: dict[cst.FunctionDef, loaders.Place] = {}
+    changes: list[loaders.Place] = []
     for owner, method, siblings in _loaders(wrapper.module):
         line = positions[method].start.line
         try:
@@ -49,11 +49,11 @@ def rewrite(source: str) -> tuple[str, list[Finding]]:
             if loaders.releases(method):
                 findings.append(Finding(owner, line, "there"))
                 continue
-            found = loaders.place(method, siblings)
+            found = loaders.places(method, siblings)
             if not _imports_torch(wrapper.module):
                 raise loaders.Refusal(method, "the file does not import torch")
-            changes[method] = found
-            findings.append(Finding(owner, positions[found.after].end.line, "applicable"))
+            changes += found
+            findings.append(Finding(owner, positions[found[-1].at].end.line, "applicable"))
         except loaders.Refusal as refusal:
             place = positions[refusal.node].start.line
             findings.append(Finding(owner, place, "refused", refusal.reason))
@@ -90,17 +90,18 @@ def _imports_torch(module: cst.Module) -> bool:
 
 
 class _Insert(cst.CSTTransformer):
-    def __init__(self, changes: dict[cst.FunctionDef, loaders.Place]) -> None:
+    def __init__(self, places: list[loaders.Place]) -> None:
         super().__init__()
-        self._changes: dict[cst.CSTNode, loaders.Place] = {p.after: p for p in changes.values()}
+        self._places: dict[cst.CSTNode, loaders.Place] = {place.at: place for place in places}
 
     def on_leave(  # type: ignore[override]
         self, original_node: cst.CSTNode, updated_node: cst.CSTNode
     ) -> cst.CSTNode | cst.FlattenSentinel[cst.CSTNode] | cst.RemovalSentinel:
         left: cst.CSTNode | cst.FlattenSentinel[cst.CSTNode] | cst.RemovalSentinel
         left = super().on_leave(original_node, updated_node)
-        place = self._changes.get(original_node)
+        place = self._places.get(original_node)
         if place is None or not isinstance(left, cst.CSTNode):
             return left
-        added = [f"del {', '.join(place.delete)}"] if place.delete else []
-        return cst.FlattenSentinel([left, *(cst.parse_statement(text) for text in [*added, RELEASE])])
+        texts = [f"del {', '.join(place.delete)}"] if place.delete else []
+        added = [cst.parse_statement(text) for text in [*texts, RELEASE]]
+        return cst.FlattenSentinel([*added, left] if place.before else [left, *added])
