@@ -4,8 +4,8 @@ from grafanalib import core
 
 from loadpeak.record import PHASES
 from loadpeak_dashboards import variables
-from loadpeak_dashboards.grafana import SCHEMA_VERSION
-from loadpeak_dashboards.links import COMPARISON_UID, FLEET_UID, LIVE_UID, dashboard_link
+from loadpeak_dashboards.frame import dashboard
+from loadpeak_dashboards.links import COMPARISON_UID
 from loadpeak_dashboards.panels import (
     GREEN,
     ORANGE,
@@ -193,26 +193,12 @@ def build() -> core.Dashboard:
         )
         for number, (side, run) in enumerate(SIDES)
     ]
-    return core.Dashboard(
-        uid=COMPARISON_UID,
-        title="Baseline and fix",
-        description="Two startups side by side: what a fix did to the memory peak.",
-        tags=["loadpeak"],
-        timezone="browser",
-        schemaVersion=SCHEMA_VERSION,
+    return dashboard(
+        COMPARISON_UID,
+        "Two startups side by side: what a fix did to the memory peak.",
         refresh="30s",
-        graphTooltip=1,
-        time=core.Time("now-1h", "now"),
-        templating=core.Templating(
-            list=[
-                variables.DATA_SOURCE,
-                variables.MODEL,
-                variables.HOST,
-                variables.run("baseline", "Baseline run"),
-                variables.run("fix", "Fix run"),
-            ]
-        ),
-        links=[dashboard_link("Fleet headroom", FLEET_UID), dashboard_link("Startup live", LIVE_UID)],
+        since="now-1h",
+        runs=[variables.run("baseline", "Baseline run"), variables.run("fix", "Fix run")],
         panels=[
             *figures,
             about,
@@ -221,4 +207,4 @@ def build() -> core.Dashboard:
             row("By phase and over time", 28),
             *over_time,
         ],
-    ).auto_panel_ids()
+    )

@@ -5,16 +5,8 @@ from collections.abc import Callable
 from grafanalib import core
 
 from loadpeak_dashboards import thresholds as limits
-from loadpeak_dashboards import variables
-from loadpeak_dashboards.grafana import SCHEMA_VERSION
-from loadpeak_dashboards.links import (
-    COMPARISON_UID,
-    FLEET_UID,
-    LIVE_UID,
-    comparison_url,
-    dashboard_link,
-    run_url,
-)
+from loadpeak_dashboards.frame import dashboard
+from loadpeak_dashboards.links import FLEET_UID, comparison_url, run_url
 from loadpeak_dashboards.panels import (
     BLUE,
     GREEN,
@@ -210,17 +202,10 @@ def build() -> core.Dashboard:
             points=True,
         ),
     ]
-    return core.Dashboard(
-        uid=FLEET_UID,
-        title="Fleet headroom",
-        description="How close to their limit the GPUs of each host come while engines start.",
-        tags=["loadpeak"],
-        timezone="browser",
-        schemaVersion=SCHEMA_VERSION,
+    return dashboard(
+        FLEET_UID,
+        "How close to their limit the GPUs of each host come while engines start.",
         refresh="10s",
-        graphTooltip=1,
-        time=core.Time("now-6h", "now"),
-        templating=core.Templating(list=[variables.DATA_SOURCE, variables.MODEL, variables.HOST]),
-        links=[dashboard_link("Startup live", LIVE_UID), dashboard_link("Baseline and fix", COMPARISON_UID)],
+        since="now-6h",
         panels=[*figures, row("Startups", 4), startups, row("Over time", 16), *trends],
-    ).auto_panel_ids()
+    )

@@ -5,8 +5,8 @@ from grafanalib import core
 from loadpeak.record import PHASES
 from loadpeak_dashboards import thresholds as limits
 from loadpeak_dashboards import variables
-from loadpeak_dashboards.grafana import SCHEMA_VERSION
-from loadpeak_dashboards.links import COMPARISON_UID, FLEET_UID, LIVE_UID, dashboard_link
+from loadpeak_dashboards.frame import dashboard
+from loadpeak_dashboards.links import LIVE_UID
 from loadpeak_dashboards.panels import (
     BLUE,
     GREEN,
@@ -203,23 +203,12 @@ def build() -> core.Dashboard:
             colours={"duration": BLUE},
         ),
     ]
-    return core.Dashboard(
-        uid=LIVE_UID,
-        title="Startup live",
-        description="One startup of a vLLM engine: where its memory peak lies, while it loads and after.",
-        tags=["loadpeak"],
-        timezone="browser",
-        schemaVersion=SCHEMA_VERSION,
+    return dashboard(
+        LIVE_UID,
+        "One startup of a vLLM engine: where its memory peak lies, while it loads and after.",
         refresh="1s",
-        graphTooltip=1,
-        time=core.Time("now-5m", "now"),
-        templating=core.Templating(
-            list=[variables.DATA_SOURCE, variables.MODEL, variables.HOST, variables.run("run", "Run")]
-        ),
-        links=[
-            dashboard_link("Fleet headroom", FLEET_UID),
-            dashboard_link("Baseline and fix", COMPARISON_UID),
-        ],
+        since="now-5m",
+        runs=[variables.run("run", "Run")],
         panels=[
             *figures,
             row("Over time", 4),
@@ -227,4 +216,4 @@ def build() -> core.Dashboard:
             row("By layer", 22),
             *layers,
         ],
-    ).auto_panel_ids()
+    )
